@@ -92,6 +92,7 @@ def few(monkeypatch: pytest.MonkeyPatch, least_recall: float = 0.0) -> None:
     """One document in prose and one of codes, and nothing that is refused for its recall."""
     monkeypatch.setattr(probes, "languages_of", lambda _: ())
     monkeypatch.setattr(calibration, "LEAST_RECALL", least_recall)
+    monkeypatch.setattr(calibration, "LEAST_MEANING", 0.0)
     monkeypatch.setattr(calibration, "FINDABLE", 0.0)
 
 
@@ -228,11 +229,13 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     few(monkeypatch)
     settings = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none")
     core = build_core(ModelConfig(), settings)
-    effort = replace(LITTLE, samples=2, confirms=1)
-    with pytest.raises(KeyboardInterrupt):
-        calibrate(core, effort, Interrupted(1))  # of one subject alone
-    found = calibrate(core, effort, Interrupted(3))
-    assert found.num_probes == 18
+    effort = replace(LITTLE, samples=4, confirms=1)
+    for count in (1, 4):
+        with pytest.raises(KeyboardInterrupt):  # no table has been read
+            calibrate(core, effort, Interrupted(count))
+    found = calibrate(core, effort, Interrupted(6))
+    assert {"synonym", "multikey", "code", "table"} < set(found.kinds)
+    assert found.num_probes < 8 * 4 + 2 + 4 + 3
     assert found.confirmed == {}
     assert found.chosen in found.layers
     assert found.windows == found.keeps == ()
@@ -243,10 +246,10 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
 
 def test_a_context_without_room_for_a_probe_is_named() -> None:
     """The facts of a probe alone were longer than the context."""
-    short = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none", max_prompt_tokens=200)
+    short = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none", max_prompt_tokens=60)
     core = build_core(ModelConfig(), short)
-    with pytest.raises(ConfigError, match="of 200 tokens, is too short for a probe"):
-        calibrate(core, replace(LITTLE, lengths=(200,)), lambda *_: None)
+    with pytest.raises(ConfigError, match="of 60 tokens, is too short for a probe"):
+        calibrate(core, replace(LITTLE, lengths=(60,)), lambda *_: None)
 
 
 def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(

@@ -72,9 +72,8 @@ def test_names_are_unique_and_gold_answers_the_question(kind: str) -> None:
             assert case.max_tokens == 96
         else:
             assert case.max_tokens == 32
-            gold = "\n".join(case.gold)
-            # an answer in a comment of several lines has their signs in it
-            assert is_answered(gold, case) or "\n# " in gold, case.name
+            # `make_line` leaves out real questions whose answer does not stand in their gold
+            assert kind == "real" or is_answered("\n".join(case.gold), case), case.name
             # of a table one row is needed
             others = " ".join(f for f in case.facts if not any(g in f for g in case.gold))
             assert kind == "conversations" or score(others, case.answers) == 0, case.name

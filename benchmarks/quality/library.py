@@ -3,7 +3,8 @@
 `collect` writes what a Debian machine with Python has of documentation into a folder: the manual of
 Python, licences, changelogs, READMEs and source files that the questions of `real_questions.json`
 and `held_out_questions.json` are about, then man pages, documentation of packages and sources, up
-to a number of tokens. Into some of them it plants natural facts, which no other text has.
+to a number of tokens. Into some of them it plants natural facts, which no other text has: some are
+asked for in their own words ("planted"), and some in others ("meaning").
 
 `measure` asks a library that `gemserve library add` made of that folder. Recall: is the text that
 answers among the windows that are read, when these are found by attention and words, by attention
@@ -48,6 +49,7 @@ from gemserve.library.search import score_windows
 from gemserve.library.store import Library
 from gemserve.library.vectors import queries_of
 from gemserve.llm import LLM
+from gemserve.synthetic.meaning_facts import PROSE_KINDS, meaning_facts
 from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve.types import FilterOptions, SamplingParams
 
@@ -87,8 +89,8 @@ def collect(folder: Path, num_tokens: int, seed: int, around: int | None) -> Non
                 texts[name] = read_document(question.source)
             except LeftOut:
                 continue
-            gold = " ".join(question.gold[0].split())
-            if gold in " ".join(texts[name].split()):
+            gold = flat(question.gold[0])
+            if gold in flat(texts[name]):
                 asked.append(Asked(kind, question.question, question.answers, gold, name))
     if around is not None:
         for name, text in texts.items():
@@ -108,18 +110,28 @@ def collect(folder: Path, num_tokens: int, seed: int, around: int | None) -> Non
         for number, (subject, value) in enumerate(pairs):
             name = rng.choice(names)
             fact = rng.choice(relation.statements).format(s=subject, v=value)
-            places = [match.end() for match in re.finditer(r"\n[^\S\n]*\n", texts[name])] or [0]
-            at = rng.choice(places)
-            texts[name] = f"{texts[name][:at]}{fact}\n\n{texts[name][at:]}"
+            texts[name] = planted(texts[name], fact, rng)
             if number < ASKED_OF_EACH:
                 question = relation.questions[0].format(s=subject)
-                asked.append(Asked("planted", question, (value,), " ".join(fact.split()), name))
+                asked.append(Asked("planted", question, (value,), flat(fact), name))
+    for each in meaning_facts("evaluation"):
+        if each.kind in PROSE_KINDS:
+            name = rng.choice(names)
+            texts[name] = planted(texts[name], each.fact, rng)
+            asked.append(Asked("meaning", each.question, (each.answer,), flat(each.fact), name))
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="replace")
     listed = [asdict(each) for each in asked]
     (folder.parent / f"{folder.name}.{ASKED}").write_text(json.dumps(listed, indent=1))
     size = sum(map(len, texts.values()))
     print(f"{len(texts)} files, {size:,} characters, {len(asked)} questions", file=sys.stderr)
+
+
+def planted(text: str, fact: str, rng: Random) -> str:
+    """The text with a fact as a paragraph somewhere between its own."""
+    places = [match.end() for match in re.finditer(r"\n[^\S\n]*\n", text)] or [0]
+    at = rng.choice(places)
+    return f"{text[:at]}{fact}\n\n{text[at:]}"
 
 
 def near(text: str, golds: Sequence[str], around: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 from gemserve.filter_plan import QueriesRead
 from gemserve.library.keys_file import rounded_keys
 from gemserve.library.scan import attention_to_windows
-from gemserve.library.search import search
+from gemserve.library.search import order_windows, search
 from tests.library.worlds import (
     IDENTITY,
     add,
@@ -123,6 +123,25 @@ def test_attention_finds_what_no_word_names(tmp_path: Path, tokenizer: Any) -> N
     found = search([library], queries, (0, 1), "", 1).candidates
     assert "y" in [candidate.file.path for candidate in found]
     assert len(found) < 4
+
+
+def test_attention_decides_if_hardly_any_word_of_the_question_is_there() -> None:
+    attention, words = np.array([0.1, 0.9, 0.2]), np.array([2.0, 0.0, 1.0])
+    in_their_words, in_others = 4.0, 40.0  # what a window with all words would score
+    assert order_windows(attention, words, in_their_words).tolist() == [0, 2, 1]
+    assert order_windows(attention, words, in_others).tolist() == [1, 2, 0]
+    assert order_windows(attention, np.zeros(3), 0.0)[0] == 1
+
+
+def test_no_window_scores_more_than_one_with_all_words(tmp_path: Path, tokenizer: Any) -> None:
+    library = open_library(tmp_path / "a")
+    texts = [paragraphs(200), paragraphs(100, "lake"), "heron eats eels", "Herons fly south."]
+    add(library, tokenizer, [text_source(str(i), text) for i, text in enumerate(texts)])
+    num_passages = library.index().num_passages
+    most = library.most_by_words("heron eats eels", num_passages)
+    found = library.by_words("heron eats eels", num_passages)
+    assert 0.5 * most < max(found.values()) <= most
+    assert library.most_by_words("heron eats eels whales", num_passages) > most
 
 
 def test_short_windows_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None:

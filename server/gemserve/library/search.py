@@ -14,9 +14,13 @@ from gemserve.library.scan import attention_to_windows
 from gemserve.library.store import Index, Library, StoredFile, StoredWindow
 from gemserve.types import CANDIDATES
 
-# How much the order by attention counts beside that by words: a question that has not seen a window
-# finds less than one that is read behind it.
+# How much the order by attention counts at least beside that by words: a question that has not seen
+# a window finds less than one that is read behind it.
 _ATTENTION = 1 / 4
+# A question whose words are in no window together asks for something in other words. Where the best
+# window has this share of what its words could score, attention counts half as much as words, and
+# by the third power more where it has less.
+_FEW_WORDS = 0.18
 _SMALL = 1 / 8  # of a full window: what a short one counts as at least
 
 Floats = npt.NDArray[np.float64]
@@ -50,17 +54,19 @@ class Scores:
     """How well windows of libraries answer a question, by two judges: [windows of all libraries].
 
     `attention` None: nobody has asked. `words`: 0 where a window has none of the question's.
+    `most_words`: what a window with all of them would score.
     """
 
     libraries: Sequence[Library]
     indexes: Sequence[Index]
     attention: Floats | None
     words: Floats
+    most_words: float
 
     def best(self, num_candidates: int) -> Found:
         """The best windows; short ones count for a part."""
         sizes = [len(index.ids) for index in self.indexes]
-        order = _order(self.attention, self.words)
+        order = order_windows(self.attention, self.words, self.most_words)
         of_library = np.repeat(np.arange(len(sizes)), sizes)
         ids = np.concatenate([index.ids for index in self.indexes])
         tokens = np.concatenate([index.counts for index in self.indexes])
@@ -99,10 +105,15 @@ def score_windows(
         parts = [(index.records, index.starts, index.counts) for index in indexes]
         found = attention_to_windows(queries, key_head_of, parts)
         attention = np.concatenate(found).astype(np.float64)
-    pairs = zip(libraries, indexes, strict=True)
+    pairs = list(zip(libraries, indexes, strict=True))
     words = [_words(library, index, question) for library, index in pairs]
+    most = [library.most_by_words(question, index.num_passages) for library, index in pairs]
     return Scores(
-        libraries=libraries, indexes=indexes, attention=attention, words=np.concatenate(words)
+        libraries=libraries,
+        indexes=indexes,
+        attention=attention,
+        words=np.concatenate(words),
+        most_words=max(most),
     )
 
 
@@ -129,10 +140,14 @@ def _words(library: Library, index: Index, question: str) -> Floats:
     return scores
 
 
-def _order(attention: Floats | None, words: Floats) -> npt.NDArray[np.int64]:
+def order_windows(
+    attention: Floats | None, words: Floats, most_words: float
+) -> npt.NDArray[np.int64]:
     """Indexes of windows, the best first: the two orders are fused as those of passages are."""
     if attention is None:
         order = np.argsort(-words, kind="stable")
         return order[words[order] > 0]
-    best = fused(attention, words, _ATTENTION)
+    share = float(words.max(initial=0.0)) / most_words if most_words else 0.0
+    weight = max(_ATTENTION, (_FEW_WORDS / max(share, 0.01)) ** 3 / 2)
+    best = fused(attention, words, weight)
     return np.lexsort((-attention, -best))

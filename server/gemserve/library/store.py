@@ -346,6 +346,11 @@ class Library:
         with self._told():
             return word_index.find_windows(self._connection, question, num_passages)
 
+    def most_by_words(self, question: str, num_passages: int) -> float:
+        """See `word_index.most_possible`."""
+        with self._told():
+            return word_index.most_possible(self._connection, question, num_passages)
+
     def _read_index(self) -> Index:
         self._connection.execute("BEGIN")  # one state of all tables
         try:

@@ -6,6 +6,7 @@ put no spaces between words are indexed by pairs of characters. The index has no
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ _MOST_PASSAGES = 4096  # of a window: as many numbers has each
 _PASSAGE_CHARS = 800  # a passage is as many whole paragraphs, or a longer one
 _MOST_CHARS = 1600  # a longer paragraph is cut
 _MOST_FOUND = 4000  # passages
+_SATURATION = 1.2  # k1 of SQLite's BM25
 _PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -67,6 +69,13 @@ def find_windows(
         window = row // _MOST_PASSAGES
         found[window] = max(found.get(window, 0.0), -rank)
     return found
+
+
+def most_possible(connection: sqlite3.Connection, question: str, num_passages: int) -> float:
+    """What `find_windows` would give a passage that has nothing but all words of the question."""
+    counts = [_count(connection, term) for term in _question_terms(question)]
+    rarities = [math.log1p((num_passages - n + 0.5) / (n + 0.5)) for n in counts]
+    return sum(rarities) * (_SATURATION + 1)
 
 
 def count_passages(text: str) -> int:

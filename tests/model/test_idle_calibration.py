@@ -17,15 +17,32 @@ import torch
 from gemserve.calibration.search import calibrated_core, idle_calibration
 from gemserve.calibration.search.choose_layer import Effort
 from gemserve.calibration.search.idle_calibration import IdleCalibration, build_served_core
+from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
+from gemserve.engine.running.passes import Pass
 from gemserve.errors import ConfigError, NotCalibrated
 from gemserve.llm import LLM
+from gemserve.model.attention import NO_PAUSES, Breaks
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 from gemserve.model.packed_linear import can_pack
-from gemserve.types import NO_BREAKS, Filtered, FilterOptions, FilterReport, Request, SamplingParams
+from gemserve.prompting.prompt import Prompt
+from gemserve.types import (
+    NO_BREAKS,
+    Filtered,
+    FilterOptions,
+    FilterParams,
+    FilterReport,
+    Request,
+    SamplingParams,
+)
+from tests import models
+from tests.architectures import families
+from tests.cores import core_over
 from tests.model.test_calibrate import copied, few
 from tests.model.test_head_search import MEMORY
+from tests.model.test_selection import NoText
 
 LATER = EngineConfig(kv_memory_bytes=MEMORY, filter_min_tokens=64, calibrate="later")
 LITTLE = Effort(lengths=(900,), samples=1, confirms=0, windows=0, answers=0, sees_all=False)
@@ -218,3 +235,37 @@ def test_what_needs_no_calibration_makes_none(
     core, idle = build_served_core(uncalibrated, replace(LATER, **changes), lambda: None)
     assert idle is None
     assert not core.calibration.is_awaited
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+def test_requests_between_pieces_change_no_observation(name: str) -> None:
+    """Layers with a recurrent state and sliding windows have memory of their own for it."""
+    model = models.build(name) if name == "llama" else families.build(name)
+    core = core_over(
+        CausalModel(model), NoText(), EngineConfig(kv_memory_bytes=MEMORY), frozenset()
+    )
+    ids = torch.randint(6, core.model.vocab_size, (700,))
+    prompts = [Prompt(ids=ids[:stop].tolist(), protected=()) for stop in (650, 700)]
+    rows = [[640], [10, 699]]
+
+    def queries_of(breaks: Breaks) -> list[torch.Tensor]:
+        seen = observe(core, prompts, rows, breaks=breaks)
+        layers = (layer for evidence in seen for layer in evidence.layers.values())
+        return [torch.cat([layer.queries.flatten(), layer.keys.flatten()]) for layer in layers]
+
+    asked = Request(
+        request_id="r",
+        prompt_ids=ids[:100].tolist(),
+        sampling=SamplingParams(max_tokens=2),
+        filter=FilterParams(method="none", keep=100),
+    )
+    expected = queries_of(NO_PAUSES)
+    found: list[torch.Tensor] = []
+    reading = Pass(lambda breaks: found.extend(queries_of(breaks)), 1 << 20, lambda: None)
+    num_pieces = 1
+    with torch.inference_mode():
+        while not reading.run(0.0):
+            num_pieces += 1
+            list(core.run_alone(asked))
+    assert num_pieces > 3
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -65,12 +65,17 @@ async def test_prompts_are_read_whole_until_it_has(
             assert ranked.status_code == 503
             assert ranked.json()["error"]["code"] == "not_calibrated"
             assert int(ranked.headers["Retry-After"]) > 0
+            document = {"text": "The lamp is in the hall. " * 100}
+            stored = (await post("/v1/documents", document)).json()
             is_calibrating, gauge, before = await state()
             assert (is_calibrating, gauge) == (True, 1)
 
             until_s = time.monotonic() + 60
             while serving.engine.has_idle_work and time.monotonic() < until_s:
                 await asyncio.sleep(0.05)
+            reply = await client.get(f"/v1/documents/{stored['id']}")
+            read = reply.json()  # nothing by the guessed layer
+            assert (read["status"], read["cached_tokens"]) == ("ready", 0)
             is_calibrating, gauge, after = await state()
             assert (is_calibrating, gauge) == (False, 0)
             assert after["filter_layer"] == core.calibration.layer

@@ -50,6 +50,7 @@ MODEL = "fake"
 CONTEXT = 2000
 MIN_TOKENS = 32
 FILTER_LAYER = 2
+CALIBRATION = Calibration(layer=FILTER_LAYER)
 SHAPE = ModelShape(
     num_layers=16,
     num_heads=8,
@@ -311,6 +312,7 @@ def serving_over(
     adapters: AdapterStore | None = None,
     model_name: str = MODEL,
     filter_min_tokens: int = MIN_TOKENS,
+    calibration: Calibration = CALIBRATION,
     **server: Any,
 ) -> Serving:
     """The real engine and prompt builder over a fake core."""
@@ -324,27 +326,28 @@ def serving_over(
     from gemserve_kernels import select_backend
 
     no_model: Any = None
+    planner = FilterPlanner(
+        method="sieve",
+        keep=64,
+        min_tokens=filter_min_tokens,
+        window="auto",
+        reads_cached_whole=True,
+        fails_open=False,
+        calibration=calibration,
+        sliding_windows=(None,) * 64,
+        shape=SHAPE,
+        context_tokens=context_tokens,
+        longest_sequence=context_tokens,
+        longest_prompt=max_prompt_tokens,
+        longest_pass=context_tokens,
+    )
     builder = RequestBuilder(
         tokenizer=tokenizer,
         grammars=Grammars(tokenizer, vocab_size=len(tokenizer.get_vocab()), end_ids=(EOS,)),
-        max_prompt_tokens=max_prompt_tokens,
         context_tokens=context_tokens,
         vocab_size=len(tokenizer.get_vocab()),
         longest_token_chars=max(map(len, tokenizer.get_vocab())),
-        planner=FilterPlanner(
-            method="sieve",
-            keep=64,
-            min_tokens=filter_min_tokens,
-            window="auto",
-            reads_cached_whole=True,
-            fails_open=False,
-            calibration=Calibration(layer=FILTER_LAYER),
-            sliding_windows=(None,) * 64,
-            shape=SHAPE,
-            context_tokens=context_tokens,
-            longest_sequence=context_tokens,
-            longest_pass=context_tokens,
-        ),
+        current_planner=lambda: planner,
     )
     engine, config = Engine(core, max_queue=max_queue), ServerConfig(**server)
     return Serving(

@@ -12,6 +12,7 @@ from openai.types import chat
 
 FilterReason = Literal[
     "short_prompt",
+    "not_calibrated",
     "mostly_protected",
     "cached",
     "disabled",

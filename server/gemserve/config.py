@@ -98,7 +98,8 @@ class EngineConfig:
     where that is cheaper, and documents that are asked about repeatedly are read whole in idle
     time; "filter": it is filtered; "auto": "filter" if the calibration found that whole documents
     distract the model, else "whole". `calibrate`: "auto" uses the calibration that is found for
-    the model's weights, "off" uses none, anything else is a file. `filter_on_error`: a request
+    the model's weights, and makes one if there is none; "later" makes it while requests are served;
+    "off" uses none, anything else is a file. `filter_on_error`: a request
     whose filter pass fails gets an error, or an answer to the whole prompt.
 
     `kv_memory_bytes`: the pool for the keys and values of all requests. `cache_memory`: the share

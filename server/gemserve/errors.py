@@ -24,6 +24,7 @@
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
     ├── PdfsBusy             too many PDFs are being read (503)
+    ├── NotCalibrated        the model is calibrated while there are no requests (503)
     ├── EngineDead           (503)
     └── RankFailed           a process that has a part of the model is gone
 
@@ -346,6 +347,19 @@ class PdfsBusy(GemserveError):
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"A PDF could not be read: {cause}. Try again later.")
+
+
+class NotCalibrated(GemserveError):
+    """A request that no prompt is read whole for: its heads are not known yet."""
+
+    code = "not_calibrated"
+    retry_after_s = 30
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model is not calibrated, so documents cannot be ranked. With --calibrate later the"
+            " server does that while it has no requests, and its log says if it fails."
+        )
 
 
 class ReplicaUnavailable(GemserveError):

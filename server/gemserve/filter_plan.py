@@ -17,6 +17,7 @@ GROUP_WINDOWS = 64
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
     "short_prompt",
+    "not_calibrated",
     "mostly_protected",
     "cached",
     "disabled",

@@ -255,7 +255,8 @@ class FilterParams:
     sequence. `lexical`: "auto": passages rank by the question's words, too. `second_look`: "auto":
     with `keep` "auto" the best passages are read again by all layers and ranked anew, if the
     calibration found this better. `may_read_whole`: the request leaves it to the server whether the
-    prompt is filtered; see `FilterPlan`.
+    prompt is filtered; see `FilterPlan`. `awaits_calibration`: the method needs a calibration that
+    is not there yet, so the prompt is read whole.
     """
 
     method: FilterMethod
@@ -267,6 +268,7 @@ class FilterParams:
     lexical: Lexical = "off"
     second_look: SecondLook = "auto"
     may_read_whole: bool = False
+    awaits_calibration: bool = False
     pooling: Literal["mean", "max"] = "mean"
     return_selection: bool = False
     return_scores: ReturnScores = False

@@ -190,7 +190,7 @@ async def test_without_a_cache_it_is_refused(core: Core, tmp_path: Path) -> None
     """The answer would read everything again, and no time would hold."""
     config = ServerConfig(library_dir=str(tmp_path / "libraries"))
     serving = build_serving(core, model_name="builtin", config=config)
-    without = replace(serving, engine_config=replace(serving.engine_config, cache_memory=0))
+    without = replace(serving, engine_config=lambda: replace(core.config, cache_memory=0))
     transport = httpx.ASGITransport(create_app(without), raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made:

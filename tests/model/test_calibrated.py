@@ -191,7 +191,9 @@ def test_other_weights_under_the_same_name_are_calibrated_anew(tmp_path: Path) -
     """A finetuned copy took over the file that lay beside the original."""
     model = copied(tmp_path / "model")
     loaded = load(ModelConfig(model=str(model)))
-    result = calibrated_core.result_of(loaded, FOUND, calibrated_core.SHORT, 1.0)
+    result = calibrated_core.result_of(
+        calibrated_core.about_model(loaded), FOUND, calibrated_core.SHORT, 1.0
+    )
     (model / "calibration.json").write_text(json.dumps(result))
     assert assemble(loaded, ENGINE).calibration.is_measured
     with torch.no_grad():
@@ -205,7 +207,9 @@ def test_another_quantisation_takes_the_calibration_and_says_so(
     """Its norms are the same, because files keep them in full."""
     model = copied(tmp_path / "model")
     loaded = load(ModelConfig(model=str(model)))
-    result = calibrated_core.result_of(loaded, FOUND, calibrated_core.SHORT, 1.0)
+    result = calibrated_core.result_of(
+        calibrated_core.about_model(loaded), FOUND, calibrated_core.SHORT, 1.0
+    )
     write_calibration(cache / "gemserve" / "calibrations" / "one.json", result)
     assert assemble(loaded, ENGINE).calibration.is_of_these_weights
     with torch.no_grad():

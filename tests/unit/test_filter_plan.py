@@ -44,6 +44,7 @@ PLANNER = FilterPlanner(
     shape=replace(SHAPE, num_heads=4),
     context_tokens=4000,
     longest_sequence=3000,
+    longest_prompt=1 << 20,
     longest_pass=1 << 20,
 )
 FULL = replace(PLANNER, sliding_windows=(None,) * 5)
@@ -385,6 +386,26 @@ def test_scored_prompts_are_read_whole() -> None:
     assert (plan.reason, plan.num_kept) == ("prompt_logprobs", NUM_TOKENS)
     none = PLANNER.plan(request(FilterParams(method="none", keep=16), prompt_logprobs=0))
     assert none.reason == "disabled"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_until_the_model_is_calibrated_prompts_are_read_whole(method: FilterMethod) -> None:
+    """By the methods that need it, whatever the guessed layer sees."""
+    guess = Calibration(layer=0, is_awaited=True)
+    waiting = replace(PLANNER, calibration=guess)
+    params = waiting.resolve(FilterOptions(method=method))
+    assert params.awaits_calibration == METHODS[method].has_layer
+    if method == "snapkv":  # not for a model with sliding windows
+        return
+    waiting.check_layer_sees(params, NUM_TOKENS)
+    expected = "not_calibrated" if METHODS[method].has_layer else None
+    expected = "disabled" if method == "none" else expected
+    assert waiting.plan(request(params)).reason == expected
+    assert FULL.plan(request(params)).reason == expected  # calibrated since the request came
+    if METHODS[method].has_layer:
+        assert waiting.plan(request(params, 200)).reason == "short_prompt"
+        assert waiting.generated_from(params, NUM_TOKENS, 0) == NUM_TOKENS
+        assert waiting.most_tokens(params, (), 3000) == waiting.longest_pass
 
 
 def test_budgets() -> None:

@@ -17,7 +17,7 @@ import pytest
 from gemserve.cli import startup_checks
 from gemserve.cli.main import main
 from gemserve.cli.options import SERVER_OPTIONS, Option, number, read_good_options
-from gemserve.cli.startup_checks import Problems, check_settings
+from gemserve.cli.startup_checks import Problems, check_replicas, check_settings
 from gemserve.config import EngineConfig, HostMemory, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 from gemserve.http_server.loading_probe import LoadingProbe
@@ -74,7 +74,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
         f"{file}: has no key",
         "adapter_dir=/nowhere/adapters: no such folder",
         "model=/nowhere/model: no such file or folder",
-        "calibrate=/nowhere/calibration.json: must be auto, off, or a file that exists",
+        "calibrate=/nowhere/calibration.json: must be auto, later, off, or a file that exists",
         f"cache_dir={file}/cache: cannot be written: Not a directory",
         f"kv_memory={9999 << 40}: with ",
         f"--port={port}: cannot listen there",
@@ -248,3 +248,14 @@ def test_a_silent_client_does_not_keep_others_from_the_probe() -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30)
         refused.value.close()
+
+
+def test_calibrating_later_is_for_one_engine() -> None:
+    later = EngineConfig(calibrate="later")
+    assert found(later) == []
+    ranks = ServerConfig(port=0, tensor_parallel=2)
+    assert found(later, ranks) == ["calibrate=later: not with tensor_parallel=2"]
+    problems = Problems()
+    check_replicas(problems, 2, ModelConfig(), later, ServerConfig(port=8000))
+    with pytest.raises(ConfigError, match="calibrate=later: one engine has it; use auto with"):
+        problems.raise_any()

@@ -147,7 +147,7 @@ def _all_routes(
         traces=traces,
         sharing=sharing,
         shelf=shelf,
-        has_cache=serving.engine_config.cache_memory > 0,
+        has_cache=serving.engine_config().cache_memory > 0,
     )
     pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
     return [
@@ -184,6 +184,7 @@ def _shelf_of(serving: Serving) -> Shelf | None:
         raise ConfigError(
             f"library_dir={config.library_dir}: no heads of this model are known to find facts; "
             "run gemserve calibrate first"
+            + (", or use --calibrate auto" if serving.engine.has_idle_work else "")
         )
     forget = serving.engine.forget_documents
     return Shelf(Path(config.library_dir), vectors, serving.builder.tokenizer, config, forget)

@@ -22,6 +22,7 @@ from gemserve.errors import (
     LibraryNotFound,
     ModelNotFound,
     NoLibraries,
+    NotCalibrated,
     OtherModel,
     PdfsBusy,
     PermissionDenied,
@@ -81,7 +82,9 @@ def error_response(error: GemserveError) -> JSONResponse:
         body = error_body(str(error), kind="requests", code=error.code)
         headers = {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(body, status_code=429, headers=headers)
-    if isinstance(error, (QueueFull, AdapterBusy, SchemasBusy, PdfsBusy, ReplicaUnavailable)):
+    if isinstance(
+        error, (QueueFull, AdapterBusy, SchemasBusy, PdfsBusy, NotCalibrated, ReplicaUnavailable)
+    ):
         body = error_body(str(error), kind="overloaded_error", code=error.code)
         headers = {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(body, status_code=503, headers=headers)

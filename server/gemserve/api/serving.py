@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemserve.adapters.store import AdapterStore
@@ -10,7 +11,7 @@ from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
-from gemserve.engine.worker import Engine
+from gemserve.engine.worker import Engine, IdleWork
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
 from gemserve.library.vectors import VectorRequests, identity_of
 from gemserve.model.base_model import hash_tokenizer, hash_weights
@@ -23,7 +24,8 @@ class Serving:
     """What the application serves. `model_type`: the architecture's name, such as "llama".
 
     `also_named`: a second name by which requests may call the model, such as its path.
-    `vectors`: what libraries ask the engine for; None: there are none.
+    `vectors`: what libraries ask the engine for; None: there are none. `engine_config` gives the
+    settings as they are now.
     """
 
     engine: Engine
@@ -33,34 +35,37 @@ class Serving:
     backend: Backend
     config: ServerConfig
     watchdog: Watchdog | None = None
-    engine_config: EngineConfig = field(default_factory=EngineConfig)
+    engine_config: Callable[[], EngineConfig] = EngineConfig
     model_type: str = "unknown"
     also_named: str | None = None
     vectors: VectorRequests | None = None
 
 
 def build_serving(
-    core: Core, *, model_name: str, config: ServerConfig, also_named: str | None = None
+    core: Core,
+    *,
+    model_name: str,
+    config: ServerConfig,
+    also_named: str | None = None,
+    idle_work: IdleWork | None = None,
 ) -> Serving:
     """Load the adapters and start the engine's worker. The application stops it when it ends.
 
-    Raises `ConfigError` for an adapter that cannot be loaded.
+    `idle_work`: what the worker does while there are no requests. Raises `ConfigError` for an
+    adapter that cannot be loaded.
     """
     adapters = _open_adapters(core.model, config)
-    max_prompt_tokens = core.config.max_prompt_tokens
-    assert max_prompt_tokens is not None  # the core has resolved its configuration
     vocabulary = core.tokenizer.get_vocab()
     builder = RequestBuilder(
         tokenizer=core.tokenizer,
         grammars=core.grammars,
-        max_prompt_tokens=max_prompt_tokens,
         context_tokens=core.model.context_tokens,
         vocab_size=core.model.vocab_size,
         longest_token_chars=max(map(len, vocabulary)),
-        planner=core.planner,
+        current_planner=lambda: core.planner,
         unscaled_tokens=core.model.unscaled_tokens,
     )
-    engine = Engine(core, max_queue=core.config.max_queue)
+    engine = Engine(core, max_queue=core.config.max_queue, idle_work=idle_work)
     return Serving(
         engine=engine,
         builder=builder,
@@ -69,7 +74,7 @@ def build_serving(
         model_name=model_name,
         config=config,
         watchdog=watchdog_of(engine, config),
-        engine_config=core.config,
+        engine_config=lambda: core.config,
         model_type=core.model.config.model_type,
         also_named=also_named,
         vectors=None if config.library_dir is None else vectors_of(core, model_name),

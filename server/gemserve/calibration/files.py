@@ -32,7 +32,8 @@ class Calibration:
     `more_distracts`: they are worse. `second_look`: the best passages are read again then, and
     ranked anew. `by_meaning`: probes in other words than their facts were among those that chose.
     `is_of_these_weights`: they were read by these weights, and not by others with the same norms,
-    such as another quantisation.
+    such as another quantisation. `is_awaited`: it is a guess that nothing is filtered by, because
+    the model is yet to be calibrated.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -52,6 +53,7 @@ class Calibration:
     second_look: bool = False
     by_meaning: bool = True
     is_of_these_weights: bool = True
+    is_awaited: bool = False
 
     def most_kept(self, keep: Keep, num_tokens: int) -> int:
         """Number of tokens that `keep` means for documents of `num_tokens`. With "auto", the most.
@@ -65,6 +67,11 @@ class Calibration:
 
     def describe(self) -> str:
         """One line: the filter layer's origin, the heads, and the bound."""
+        if self.is_awaited:
+            return (
+                "this model is not calibrated yet: that is done while there are no requests, and "
+                "prompts are read whole until then"
+            )
         if self.heads is None:
             return (
                 f"filter layer {self.layer} is not calibrated ({self.source}): all its heads look"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 WHY: dict[FilterReason, str] = {
     "short_prompt": "it is short",
+    "not_calibrated": "the model is not calibrated yet",
     "mostly_protected": "most of it is always read",
     "cached": "most of it was read whole before",
     "disabled": "there is no filter",

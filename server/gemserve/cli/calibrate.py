@@ -70,7 +70,11 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gemserve.calibration.search.calibrated_core import result_of, run_calibration
+    from gemserve.calibration.search.calibrated_core import (
+        about_model,
+        result_of,
+        run_calibration,
+    )
     from gemserve.calibration.search.choose_layer import Effort
     from gemserve.engine.build import calibration_path
     from gemserve.model.loader import load
@@ -94,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ending_signals_raised():
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
     _print_outcome(outcome)
-    result = result_of(loaded, outcome, effort, seconds)
+    result = result_of(about_model(loaded), outcome, effort, seconds)
     _write(loaded, result, seconds, is_partial=outcome.is_partial)
     if arguments.out is not None:
         out: Path = arguments.out

@@ -203,7 +203,8 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "--calibrate",
         "calibrate",
         str,
-        "auto: use the calibration of the model's weights, and make one if there is none; "
+        "auto: use the calibration of the model's weights, and make one first if there is none; "
+        "later: make it while there are no requests, and read prompts whole until then; "
         "off: guess the filter layer; or a calibration file",
     ),
     Option(

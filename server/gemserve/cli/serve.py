@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gemserve.api.telemetry.traces import Traces
     from gemserve.engine.core import Core
     from gemserve.engine.ranks.ranks import Ranks
+    from gemserve.engine.worker import IdleWork
 
 log = logging.getLogger("gemserve.loading")
 MOST_REPLICAS = 64
@@ -92,7 +93,7 @@ def _serve(
         ranks = None
         if server.tensor_parallel > 1:
             ranks = at_end.enter_context(_ranks(model, server.tensor_parallel))
-        core = _load(model, engine, probe, ranks)
+        core, idle_work = _load(model, engine, probe, ranks)
         name = served_name(model, server)
         say: Callable[[str], None] = log.info if server.log_format == "json" else _print
         _tell_settings(core, name, say)
@@ -107,7 +108,11 @@ def _serve(
         from gemserve.http_server.server import http_server
 
         serving = build_serving(
-            core, model_name=name, also_named=also_named(model, server), config=server
+            core,
+            model_name=name,
+            also_named=also_named(model, server),
+            config=server,
+            idle_work=idle_work,
         )
         for adapter in serving.adapters.list():
             say(
@@ -176,19 +181,20 @@ def _read_settings(
 
 def _load(
     model: ModelConfig, engine: EngineConfig, probe: LoadingProbe, ranks: Ranks | None
-) -> Core:
+) -> tuple[Core, IdleWork | None]:
+    """The core, and what its worker does while there are no requests."""
     if ranks is not None:
         from gemserve.engine.build import build_ranked_core
 
         log.info("loading %s in %d ranks …", model.model, ranks.num_ranks)
-        return call_in_new_thread(lambda: build_ranked_core(engine, ranks))
-    from gemserve.calibration.search.calibrated_core import build_calibrated_core
+        return call_in_new_thread(lambda: build_ranked_core(engine, ranks)), None
+    from gemserve.calibration.search.idle_calibration import build_served_core
 
     def calibrates() -> None:
         probe.phase = "calibrating"
 
     log.info("loading %s …", model.model)
-    return call_in_new_thread(lambda: build_calibrated_core(model, engine, calibrates))
+    return call_in_new_thread(lambda: build_served_core(model, engine, calibrates))
 
 
 def _fitting(model: ModelConfig, engine: EngineConfig, num_replicas: int) -> EngineConfig:

@@ -123,6 +123,8 @@ def check_replicas(
             f"library_dir={server.library_dir}: libraries are those of one engine; leave it out "
             f"with replicas={num_replicas}"
         )
+    if engine.calibrate == "later":
+        problems.note(f"calibrate=later: one engine has it; use auto with replicas={num_replicas}")
     if not server.port:
         problems.note("port=0: must be a port from 1 to 65535 with replicas")
     with problems.noted():
@@ -231,8 +233,11 @@ def _check_model_config(path: Path) -> None:
 
 
 def _check_calibration(engine: EngineConfig) -> None:
-    if engine.calibrate not in ("auto", "off") and not Path(engine.calibrate).is_file():
-        raise ConfigError(f"calibrate={engine.calibrate}: must be auto, off, or a file that exists")
+    is_word = engine.calibrate in ("auto", "later", "off")
+    if not is_word and not Path(engine.calibrate).is_file():
+        raise ConfigError(
+            f"calibrate={engine.calibrate}: must be auto, later, off, or a file that exists"
+        )
 
 
 def _check_cache_folder(engine: EngineConfig) -> None:
@@ -296,6 +301,7 @@ def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> No
         "cuda_graphs": engine.cuda_graphs == "on",
         "cpu_step": engine.cpu_step == "on",
         "cache_dir": engine.cache_dir is not None,
+        "calibrate": engine.calibrate == "later",
     }
     found = [
         f"{name}={getattr(engine, name)}: not with tensor_parallel={num_ranks}"

@@ -83,26 +83,10 @@ def assemble(
 
     `new_runner`: see `Core`.
     """
-    causal = loaded.model
     if calibration is None:
         calibration = calibration_for(loaded, engine)
-    resolved = resolve_engine(
-        engine,
-        calibration,
-        is_adaptive=METHODS[engine.filter_method].is_adaptive,
-        num_layers=causal.num_layers,
-        context_tokens=causal.context_tokens,
-    )
-    assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
-    if engine.max_prompt_tokens is None:
-        resolved = _within_sliding_window(causal, resolved, calibration)
-    _check_longest(causal, resolved)
-    _check_filter_layer(causal, resolved, calibration)
-    if causal.has_states:
-        _check_with_states(causal, resolved)
-    if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
-        raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
-    resolved = _within_memory(causal, resolved)
+    causal = loaded.model
+    resolved = _within_memory(causal, settings_for(causal, engine, calibration))
     if resolved.filter_precision == "fp8":
         fp8.check_device(causal.device)
         causal = with_fp8_filter(causal, resolved)
@@ -119,6 +103,29 @@ def assemble(
         calibration=calibration,
         new_runner=new_runner,
     )
+
+
+def settings_for(
+    causal: CausalModel, engine: EngineConfig, calibration: Calibration
+) -> ResolvedEngineConfig:
+    """The settings with this calibration. Raises `ConfigError` if they do not suit the model."""
+    resolved = resolve_engine(
+        engine,
+        calibration,
+        is_adaptive=METHODS[engine.filter_method].is_adaptive,
+        num_layers=causal.num_layers,
+        context_tokens=causal.context_tokens,
+    )
+    assert causal.num_host_layers == resolved.offload_layers, "loaded for other settings"
+    if engine.max_prompt_tokens is None:
+        resolved = _within_sliding_window(causal, resolved, calibration)
+    _check_longest(causal, resolved)
+    _check_filter_layer(causal, resolved, calibration)
+    if causal.has_states:
+        _check_with_states(causal, resolved)
+    if resolved.filter_keep == "auto" and not METHODS[resolved.filter_method].is_adaptive:
+        raise ConfigError(f"filter_keep=auto: method {resolved.filter_method} does not have it")
+    return resolved
 
 
 def _within_memory(model: CausalModel, config: ResolvedEngineConfig) -> ResolvedEngineConfig:
@@ -166,7 +173,7 @@ def calibration_path(loaded: LoadedModel, engine: EngineConfig) -> Path | None:
     """The calibration file that is used for this model, if there is one."""
     if engine.calibrate == "off":
         return None
-    if engine.calibrate != "auto":
+    if engine.calibrate not in ("auto", "later"):
         return Path(engine.calibrate)
     return find_calibration(
         loaded.source,
@@ -211,7 +218,7 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
     shape, source = shape_from_config(model)
     path = None
     # the weights are not read yet, so the calibration is found by the model's name
-    if engine.calibrate == "auto":
+    if engine.calibrate in ("auto", "later"):
         path = find_calibration(source, model=model.model, weights=None)
     elif engine.calibrate != "off":
         path = Path(engine.calibrate)
@@ -276,7 +283,7 @@ def _check_filter_layer(
 ) -> None:
     """Refuse a filter layer whose sliding window cannot see the start of prompts."""
     layer, limit = config.filter_layer, config.max_pass_tokens
-    if METHODS[config.filter_method].selector is None:
+    if METHODS[config.filter_method].selector is None or calibration.is_awaited:
         return
     full = [i for i in range(model.num_layers) if model.window_of(i) is None]
     choices = f"choose --filter-layer among {full}" if full else "no layer sees everything"

@@ -67,8 +67,8 @@ class StepRunner(Protocol):
 class Core:
     """Scheduler, runner and events together. Only one thread at a time may use it.
 
-    Any thread may call `check` and read the attributes without an underscore, which never change.
-    The properties are for the thread that steps.
+    Any thread may call `check` and read the attributes without an underscore, which never change,
+    but for what `filter_by` sets. The properties are for the thread that steps.
     """
 
     def __init__(
@@ -95,20 +95,7 @@ class Core:
         self._layout = model.shape.kv_layout(saves=cache_units > 0)
         # the longest sequence, prompt and completion, that fits if it is read whole
         self.longest_sequence = self._layout.longest(self.num_units, model.context_tokens)
-        self.planner = FilterPlanner(
-            method=config.filter_method,
-            keep=config.filter_keep,
-            min_tokens=config.filter_min_tokens,
-            window=config.filter_window,
-            reads_cached_whole=config.when_cached == "whole",
-            fails_open=config.filter_on_error == "full",
-            calibration=self.calibration,
-            sliding_windows=model.sliding_windows,
-            shape=model.shape,
-            context_tokens=model.context_tokens,
-            longest_sequence=self.longest_sequence,
-            longest_pass=config.max_pass_tokens,
-        )
+        self.filter_by(config, self.calibration)
         self._pool = MemoryPool(self.num_units)
         of_states = {"num_states": config.max_running} if model.has_states else {}
         self._runner = new_runner(
@@ -149,6 +136,28 @@ class Core:
         # requests that want only a selection, which is known without a pass
         self._decided: list[Job] = []
         self._num_added = 0
+
+    def filter_by(self, config: ResolvedEngineConfig, calibration: Calibration) -> None:
+        """Filter so from now on. Requests that have been planned run as they were.
+
+        `config` differs from the one before only in what follows from the calibration.
+        """
+        self.config, self.calibration = config, calibration
+        self.planner = FilterPlanner(
+            method=config.filter_method,
+            keep=config.filter_keep,
+            min_tokens=config.filter_min_tokens,
+            window=config.filter_window,
+            reads_cached_whole=config.when_cached == "whole",
+            fails_open=config.filter_on_error == "full",
+            calibration=calibration,
+            sliding_windows=self.model.sliding_windows,
+            shape=self.model.shape,
+            context_tokens=self.model.context_tokens,
+            longest_sequence=self.longest_sequence,
+            longest_prompt=config.max_prompt_tokens,
+            longest_pass=config.max_pass_tokens,
+        )
 
     @property
     def has_graphs(self) -> bool:

@@ -70,6 +70,18 @@ class Steps(Protocol):
     def close(self) -> None: ...
 
 
+class IdleWork(Protocol):
+    """What the worker does while there are no requests, in its own thread and in short pieces."""
+
+    def run_piece(self) -> bool:
+        """Do some of it. Returns True once nothing is left to do."""
+        ...
+
+    def abandon(self) -> None:
+        """Do no more of it. Idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
     """How busy the core was when the worker last looked. `waiting_of`: requests of each tenant.
@@ -107,8 +119,8 @@ class Engine:
     request ends so and `submit` raises. An engine that is not stopped ends with the process.
     """
 
-    def __init__(self, core: Steps, *, max_queue: int) -> None:
-        self._core = core
+    def __init__(self, core: Steps, *, max_queue: int, idle_work: IdleWork | None = None) -> None:
+        self._core, self._idle_work = core, idle_work
         self._max_queue = max_queue
         self._inbox: list[Stream] = []
         self._load = LoadSnapshot()
@@ -157,6 +169,11 @@ class Engine:
     def internal_errors(self) -> Mapping[str, int]:
         """What failed in the engine and was done in another way, by name, since the start."""
         return self._load.internal_errors
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there is something left that the worker does while there are no requests."""
+        return self._idle_work is not None
 
     @property
     def death(self) -> str | None:
@@ -268,6 +285,8 @@ class Engine:
                 if not self._core.is_idle:
                     self._emit(self._core.step())
                     self._publish_progress()
+                elif self._idle_work is not None and self._idle_work.run_piece():
+                    self._idle_work = None
         except BaseException as error:
             log.exception("the engine's worker died")
             self._die(f"{type(error).__name__}: {error}", "error")
@@ -275,6 +294,8 @@ class Engine:
             # passes under way must be unwound in the thread that runs them
             for job in list(self._jobs):
                 self._core.cancel(job)
+            if self._idle_work is not None:
+                self._idle_work.abandon()
             self._core.close()
             self._die("shut down", "abort")
 
@@ -291,6 +312,7 @@ class Engine:
                     or self._forgets
                     or self._groups_read
                     or self._is_stopping
+                    or self._idle_work is not None
                     or not self._core.is_idle
                 )
             )

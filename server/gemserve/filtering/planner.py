@@ -19,7 +19,7 @@ from gemserve.config import (
     nearest_seeing,
 )
 from gemserve.cost import ModelShape
-from gemserve.errors import RequestError, shown
+from gemserve.errors import NotCalibrated, RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
@@ -63,7 +63,8 @@ class FilterPlanner:
     `sliding_windows`: the window of each layer in tokens, None for a layer without one, 0 for one
     without attention. `shape`:
     the model's. `longest_sequence`: tokens of prompt and completion that fit memory and context if
-    everything is read. `longest_pass`: tokens of a prompt that is read as one sequence.
+    everything is read. `longest_prompt`: the most tokens of a prompt. `longest_pass`: of one
+    that is read as one sequence.
     """
 
     method: FilterMethod
@@ -77,6 +78,7 @@ class FilterPlanner:
     shape: ModelShape
     context_tokens: int
     longest_sequence: int
+    longest_prompt: int
     longest_pass: int
 
     def resolve(self, options: FilterOptions) -> FilterParams:
@@ -148,6 +150,7 @@ class FilterPlanner:
             lexical=options.lexical or ("auto" if method.has_words else "off"),
             second_look=options.second_look or "auto",
             may_read_whole=self.reads_cached_whole and leaves_it_open(options),
+            awaits_calibration=method.has_layer and self.calibration.is_awaited,
             pooling=options.pooling or "mean",
             return_selection=options.return_selection,
             return_scores=options.return_scores,
@@ -187,7 +190,8 @@ class FilterPlanner:
 
         The same holds for the layers of heads that the request names.
         """
-        if not METHODS[params.method].has_layer or num_tokens <= self.min_tokens:
+        has_pass = METHODS[params.method].has_layer and not params.awaits_calibration
+        if not has_pass or num_tokens <= self.min_tokens:
             return
         size = self._window_size(params)
         if size is not None:
@@ -323,8 +327,11 @@ class FilterPlanner:
         its own. `anchor`: what each window is read behind. `query`: what is asked behind each, of
         which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
         question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
-        query's `field`, if the model's filter layers do not see enough beside it.
+        query's `field`, if the model's filter layers do not see enough beside it, and
+        `NotCalibrated`.
         """
+        if self.calibration.is_awaited:
+            raise NotCalibrated
         params = self.resolve(FilterOptions(method=_READS_DOCUMENTS))
         layer, heads, calibration = self._layer_of(params), self._heads_of(params), self.calibration
         selector = METHODS[params.method].selector
@@ -485,6 +492,8 @@ class FilterPlanner:
         of_all = params.kept_count(num_tokens)  # if nothing were protected
         if num_tokens <= max(self.min_tokens, of_all):
             return "short_prompt"
+        if params.awaits_calibration:
+            return "not_calibrated"
         is_saving = kept < num_tokens and not self._costs_more(params, num_tokens, kept)
         if is_saving or (kept < num_tokens and self._costs_more(params, num_tokens, of_all)):
             return None

@@ -23,6 +23,7 @@ export function share(part, all) {
 const WHY_WHOLE = {
   disabled: "No filter was used: the whole prompt was read.",
   short_prompt: "The prompt is short enough to be read whole, so nothing was dropped.",
+  not_calibrated: "The model is not calibrated yet, so the whole prompt was read.",
   mostly_protected: "Most of the prompt is always read (instructions, tools, the question), so leaving out the rest saves nothing.",
   cached: "The prompt was read whole, because most of it had been read whole before, and that was less work than to filter it.",
   diffuse_attention: "Attention was diffuse, so the fallback read the whole prompt.",

@@ -71,6 +71,9 @@ def _never() -> None:
     """Do not pause."""
 
 
+NO_PAUSES = Breaks(_never, 1 << 62)
+
+
 def _growing(layer: int) -> tuple[bool, int]:
     """All layers have keys and values of all tokens."""
     return False, layer

@@ -373,6 +373,7 @@ class ServerInfo(TypedDict):
     max_model_len: NonNegative
     needs_key: bool
     has_libraries: bool
+    is_calibrating: bool
     engine: dict[str, Any]
     server: dict[str, Any]
 

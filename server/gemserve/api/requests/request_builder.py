@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,16 +57,26 @@ _LEAST_ANSWER = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBuilder:
-    """Knows the model's tokenizer and limits. Its methods are too slow for the event loop."""
+    """Knows the model's tokenizer and limits. Its methods are too slow for the event loop.
+
+    `current_planner`: the planner changes when a model is calibrated while it is served.
+    """
 
     tokenizer: Any
     grammars: Grammars
-    max_prompt_tokens: int
     context_tokens: int
     vocab_size: int
     longest_token_chars: int
-    planner: FilterPlanner
+    current_planner: Callable[[], FilterPlanner]
     unscaled_tokens: int | None = None  # see `CausalModel.unscaled_tokens`
+
+    @property
+    def planner(self) -> FilterPlanner:
+        return self.current_planner()
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.planner.longest_prompt
 
     def build_completion(
         self, body: CompletionBody, request_id: str, adapter: LoadedAdapter | None = None
@@ -260,9 +270,10 @@ class RequestBuilder:
         is_scored: bool = False,
     ) -> ContextLimits:
         """How to filter the prompt, and what fits beside it. Raises `RequestError`."""
+        params = self._resolve(body.filter)  # before a newer planner may take the place of this one
         limits = ContextLimits(
             planner=self.planner,
-            params=self._resolve(body.filter),
+            params=params,
             num_tokens=len(prompt.ids),
             protected=prompt.protected,
             longest=self.max_prompt_tokens,

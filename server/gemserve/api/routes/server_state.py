@@ -4,6 +4,7 @@ and llama.cpp's `/props`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -34,7 +35,7 @@ def server_state_routes(
     backend: Backend,
     *,
     model_name: str,
-    engine_config: EngineConfig,
+    engine_config: Callable[[], EngineConfig],
     config: ServerConfig,
 ) -> Routes:
     routes = Routes()
@@ -53,7 +54,8 @@ def server_state_routes(
             "max_model_len": builder.context_tokens,
             "needs_key": config.api_key_file is not None,
             "has_libraries": config.library_dir is not None,
-            "engine": _settings(engine_config),
+            "is_calibrating": engine.has_idle_work,
+            "engine": _settings(engine_config()),
             "server": _settings(config),
         }
 
@@ -62,7 +64,7 @@ def server_state_routes(
         tokenizer = builder.tokenizer
         return {
             "default_generation_settings": {"n_ctx": builder.context_tokens},
-            "total_slots": engine_config.max_running,
+            "total_slots": engine_config().max_running,
             "model_path": model_name,
             "model_alias": model_name,
             "chat_template": tokenizer.chat_template,

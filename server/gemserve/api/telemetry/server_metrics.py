@@ -104,6 +104,11 @@ class Metrics:
             "filter_kept_ratio", "Share of a filtered prompt that was kept", _KEPT_SHARES
         )
         self._gauge("engine_up", "0 if the engine is dead", lambda: engine.death is None)
+        self._gauge(
+            "calibrating",
+            "1 while the model is calibrated between requests (--calibrate later)",
+            lambda: engine.has_idle_work,
+        )
         self._gauge("num_requests_running", "Requests running", lambda: engine.num_running)
         self._gauge("num_requests_waiting", "Requests waiting", lambda: engine.num_waiting)
         self._gauge("kv_cache_usage_ratio", "KV memory in use", lambda: engine.kv_usage_ratio)

@@ -24,17 +24,21 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_norms, hash_weights
+from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 
 _EVERY_S = 10.0  # seconds between lines if there is no terminal
 
 
 def build_calibrated_core(
-    model: ModelConfig, engine: EngineConfig, calibrates: Callable[[], None] = lambda: None
+    model: ModelConfig,
+    engine: EngineConfig,
+    calibrates: Callable[[], None] = lambda: None,
+    loaded: LoadedModel | None = None,
 ) -> Core:
     """Build a core as `build_core` does, after a short calibration if it needs one.
 
-    `calibrates` is called when that begins.
+    `calibrates` is called when that begins. `loaded`: the model, if it is loaded already.
 
     There is no calibration if the filter layer was given, if the method needs none, or with
     calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
@@ -45,16 +49,13 @@ def build_calibrated_core(
             f"filter_method={shown(engine.filter_method)}: must be one of "
             f"{', '.join(SERVED_METHODS)}"
         )
-    loaded = load_for(model, engine)
-    needs_one = (
-        engine.calibrate == "auto"
-        and engine.filter_layer is None
-        and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
-        and METHODS[engine.filter_method].has_layer
-        and calibration_path(loaded, engine) is None
-    )
+    if engine.calibrate == "later":
+        raise ConfigError(
+            "calibrate=later: only for gemserve serve with one engine; must be auto, off, or a file"
+        )
+    loaded = loaded or load_for(model, engine)
     calibration = None
-    if needs_one:
+    if needs_calibration(loaded, engine):
         calibrates()
         calibration = _calibrate_now(loaded, engine)
     core = assemble(loaded, engine, calibration)
@@ -65,6 +66,17 @@ def build_calibrated_core(
             "gemserve calibrate finds the layer and the heads that look at what is asked for"
         )
     return core
+
+
+def needs_calibration(loaded: LoadedModel, engine: EngineConfig) -> bool:
+    """Whether the settings want a calibration that there is no file of."""
+    return (
+        engine.calibrate in ("auto", "later")
+        and engine.filter_layer is None
+        and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
+        and METHODS[engine.filter_method].has_layer
+        and calibration_path(loaded, engine) is None
+    )
 
 
 def run_calibration(
@@ -84,16 +96,23 @@ def run_calibration(
     return outcome, time.monotonic() - started_s
 
 
-def result_of(
-    loaded: LoadedModel, outcome: CalibrationResult, effort: Effort, seconds: float
-) -> dict[str, object]:
-    """The content of a calibration file."""
+def about_model(loaded: LoadedModel) -> dict[str, object]:
+    """The part of a calibration file that says which model it is for."""
     return {
-        **outcome.as_json(),
         "model": loaded.name,
         "weights": hash_weights(loaded.model.hf, rounded=True),
         "norms": hash_norms(loaded.model.hf),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
+    }
+
+
+def result_of(
+    about: dict[str, object], outcome: CalibrationResult, effort: Effort, seconds: float
+) -> dict[str, object]:
+    """The content of a calibration file. `about`: see `about_model`."""
+    return {
+        **outcome.as_json(),
+        **about,
         "lengths": list(effort.lengths),
         "seed": effort.seed,
         "seconds": round(seconds, 1),
@@ -131,31 +150,46 @@ def progress() -> Iterator[ReportProgress]:
 def _calibrate_now(loaded: LoadedModel, engine: EngineConfig) -> Calibration | None:
     """Calibrate a model that has no file. Returns None, with a warning, if the probes fail."""
     _say("this model is not calibrated yet: finding the heads that look at what is asked for")
-    shortest = min(engine.max_prompt_tokens or 1 << 30, loaded.model.context_tokens - 1)
-    lengths = tuple(min(length, shortest) for length in SHORT.lengths)
-    effort = replace(SHORT, lengths=lengths)
+    effort = short_effort(loaded.model, engine)
     try:
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
         if outcome.is_partial:  # whoever interrupted it wants no answers from a part of it
             raise KeyboardInterrupt
-        result = result_of(loaded, outcome, effort, seconds)
     except ConfigError as error:
         _say(f"warning: the calibration failed: {error}")
         return None
+    result = result_of(about_model(loaded), outcome, effort, seconds)
+    return stored_calibration(loaded.model, outcome, result, _say)
+
+
+def short_effort(model: CausalModel, engine: EngineConfig) -> Effort:
+    """How much the calibration reads of a model that is used for the first time."""
+    shortest = min(engine.max_prompt_tokens or 1 << 30, model.context_tokens - 1)
+    return replace(SHORT, lengths=tuple(min(length, shortest) for length in SHORT.lengths))
+
+
+def stored_calibration(
+    model: CausalModel,
+    outcome: CalibrationResult,
+    result: dict[str, object],
+    say: Callable[[str], None],
+) -> Calibration:
+    """Store what was found for the next start, if that is possible, and say so.
+
+    `result`: see `result_of`.
+    """
     path = place_for("", str(result["weights"]))
     kept = f"kept in {path}"
     try:
         write_calibration(path, result)
     except ConfigError as error:  # a read-only folder; what was found is as good without a file
         kept = f"not kept for the next start: {error}"
-    _say(
-        f"calibrated in {seconds:.0f} s: filter layer {outcome.chosen.layer}, which finds "
-        f"{outcome.describe()}; {kept}"
+    say(
+        f"calibrated in {result['seconds']:.0f} s: filter layer {outcome.chosen.layer}, which "
+        f"finds {outcome.describe()}; {kept}"
     )
-    model = loaded.model
-    shape = model.shape
     return parse_calibration(
-        json.dumps(result), path, num_layers=model.num_layers, num_heads=shape.num_heads
+        json.dumps(result), path, num_layers=model.num_layers, num_heads=model.shape.num_heads
     )
 
 

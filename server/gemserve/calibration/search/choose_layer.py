@@ -44,6 +44,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
+from gemserve.model.attention import NO_PAUSES, Breaks
 from gemserve.prompting.prompt import Prompt
 
 # A layer whose recall is this close to the best counts as equally good; of those the earliest is
@@ -93,20 +94,28 @@ ReportProgress = Callable[[str, int, int], None]
 _Result = TypeVar("_Result")
 
 
-def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> CalibrationResult:
+def calibrate(
+    core: Core,
+    effort: Effort,
+    progress: ReportProgress,
+    breaks: Breaks = NO_PAUSES,
+    clock: Callable[[], float] = time.monotonic,
+) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
-    `progress` is called after every part. An interrupt (Ctrl-C) ends the reading. If a probe of
-    every subject has been read by then, the choice is made from those, and the result is partial.
-    Raises `ConfigError` if the probes do not distinguish the layers.
+    `progress` is called after every part. `breaks.pause` is called often, until windows and answers
+    are measured, and `clock` gives seconds without those of the pauses. An interrupt (Ctrl-C) ends
+    the reading. If a probe of every subject has been read by then, the choice is made from those,
+    and the result is partial. Raises `ConfigError` if the probes do not distinguish the layers.
     """
     lengths = effort.lengths
     deepest = core.model.num_layers - 1
     if not effort.sees_all:
         deepest = _deepest(core.model.num_layers)
-    probes = _fitting(
-        core, draw_probes(core.tokenizer, "calibration", lengths, effort.samples, effort.seed)
+    drawn = draw_probes(
+        core.tokenizer, "calibration", lengths, effort.samples, effort.seed, breaks.pause
     )
+    probes = _fitting(core, drawn)
     if not probes:
         raise ConfigError(
             f"the longest prompt here, of {core.config.max_prompt_tokens} tokens, is too short "
@@ -114,20 +123,22 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         )
     read: list[ProbeObservations] = []
     measuring = _Measuring()
-    measuring.result_of(lambda: _observe_all(core, probes, deepest, progress, read, "probes"))
+    measuring.result_of(
+        lambda: _observe_all(core, probes, deepest, progress, read, "probes", breaks)
+    )
     subjects = {probe.subject for probe in probes}
     if measuring.is_over and {probe.subject for probe in probes[: len(read)]} != subjects:
         raise KeyboardInterrupt
-    rate = _measure_rate(core, probes[0].prompts[0], deepest)
+    rate = _measure_rate(core, probes[0].prompts[0], deepest, breaks, clock)
     questions = [fact for probe in read for fact in probe.facts if len(fact.gold)]
-    kinds = _findable(questions)
+    kinds = _findable(questions, breaks.pause)
     questions = [question for question in questions if question.kind in kinds]
-    layers = _search(core, questions, max(lengths), rate)
+    layers = _search(core, questions, max(lengths), rate, breaks.pause)
     low = _low(layers, core.model.num_layers)
     if max((row.meaning or 0.0 for row in low), default=0.0) < LEAST_MEANING:
         kinds = tuple(kind for kind in kinds if kind in WORD_KINDS)
         questions = [question for question in questions if question.kind in kinds]
-        layers = _search(core, questions, max(lengths), rate)
+        layers = _search(core, questions, max(lengths), rate, breaks.pause)
     check_found(_low(layers, core.model.num_layers), len(questions))
     chosen = _choose(layers, effort.prefers, core.model.num_layers)
     confirming: list[ProbeObservations] = []
@@ -138,7 +149,7 @@ def calibrate(core: Core, effort: Effort, progress: ReportProgress) -> Calibrati
         others = _fitting(core, others)
         layer = chosen.layer
         measuring.result_of(
-            lambda: _observe_all(core, others, layer, progress, confirming, "confirmation")
+            lambda: _observe_all(core, others, layer, progress, confirming, "confirmation", breaks)
         )
     trust = judge_coverage(chosen, _only(read, kinds), _only(confirming, kinds))
     windows = measuring.result_of(lambda: _windows(core, chosen, kinds, effort, progress)) or ()
@@ -242,12 +253,14 @@ def _deepest(num_layers: int) -> int:
     return max(1, min(num_layers - 1, round(DEEPEST * num_layers)))
 
 
-def _measure_rate(core: Core, prompt: Prompt, layer: int) -> float:
+def _measure_rate(
+    core: Core, prompt: Prompt, layer: int, breaks: Breaks, clock: Callable[[], float]
+) -> float:
     """FLOPs a second of a filter pass."""
-    started_s = time.monotonic()
-    evidence = next(observe(core, [prompt], [[len(prompt.ids) - 1]], layer))
+    started_s = clock()
+    evidence = next(observe(core, [prompt], [[len(prompt.ids) - 1]], layer, breaks))
     evidence.filter_layer.keys[0, -1, 0].item()  # a GPU may only have been told what to do
-    seconds = time.monotonic() - started_s
+    seconds = clock() - started_s
     return core.model.shape.filter_chunk(0, len(prompt.ids), max(evidence.layers)) / seconds
 
 
@@ -293,14 +306,17 @@ def _observe_all(
     progress: ReportProgress,
     read: list[ProbeObservations],
     phase: str,
+    breaks: Breaks,
 ) -> None:
     """Add what every head attends to in each probe, up to layer `deepest`."""
     for number, probe in enumerate(probes, start=1):
-        read.append(observe_probe(core, probe, deepest))
+        read.append(observe_probe(core, probe, deepest, breaks))
         progress(phase, number, len(probes))
 
 
-def observe_probe(core: Core, probe: Probe, deepest: int) -> ProbeObservations:
+def observe_probe(
+    core: Core, probe: Probe, deepest: int, breaks: Breaks = NO_PAUSES
+) -> ProbeObservations:
     """What every head attends to, for all questions of a probe."""
     selector = Sieve()
     question_rows = [selector.rows(len(p.ids), p.question, False) for p in probe.prompts]
@@ -308,11 +324,11 @@ def observe_probe(core: Core, probe: Probe, deepest: int) -> ProbeObservations:
         [*wanted, *range(wanted[-1] + 1, len(prompt.ids))]
         for prompt, wanted in zip(probe.prompts, question_rows, strict=True)
     ]
-    evidences = observe(core, probe.prompts, rows, deepest)
+    evidences = observe(core, probe.prompts, rows, deepest, breaks)
     observations = []
     for evidence, example, wanted in zip_longest(evidences, probe.examples, question_rows):
         kind, gold = ("none", ()) if example is None else (example.subtask, example.gold)
-        observations.append(observation_of(evidence, kind, gold, len(wanted)))
+        observations.append(observation_of(evidence, kind, gold, len(wanted), breaks.pause))
     *facts, absent, diffuse = observations
     return ProbeObservations(facts=tuple(facts), absent=absent, diffuse=diffuse)
 
@@ -326,10 +342,11 @@ def _only(read: Sequence[ProbeObservations], kinds: Sequence[str]) -> list[Probe
     return [probe for probe in probes if probe.facts]
 
 
-def _findable(questions: Sequence[Observation]) -> tuple[str, ...]:
+def _findable(questions: Sequence[Observation], pause: Callable[[], None]) -> tuple[str, ...]:
     """The kinds of probes that some head can find. A small model may not know all of them."""
     kinds = []
     for kind in PROBE_KINDS:
+        pause()
         of_kind = [question for question in questions if question.kind == kind]
         if not of_kind:
             continue
@@ -340,7 +357,11 @@ def _findable(questions: Sequence[Observation]) -> tuple[str, ...]:
 
 
 def _search(
-    core: Core, questions: Sequence[Observation], length: int, rate: float
+    core: Core,
+    questions: Sequence[Observation],
+    length: int,
+    rate: float,
+    pause: Callable[[], None],
 ) -> list[LayerResult]:
     """The best heads and rows up to each layer. The question's rows alone, if that is as good."""
     if not questions:
@@ -359,6 +380,7 @@ def _search(
 
     layers: list[LayerResult] = []
     for position, layer in enumerate(questions[0].layers):
+        pause()
         tried = {e: best_heads(questions, singles[e], layer, e) for e in (False, True)}
         recalls = {e: float(weights @ found) for e, (_, found) in tried.items()}
         ends_with = recalls[True] > recalls[False] + _ENDS_GAIN

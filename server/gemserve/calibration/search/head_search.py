@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,9 +63,16 @@ class ProbeObservations:
 
 
 def observation_of(
-    evidence: Evidence, kind: str, gold: Sequence[tuple[int, int]], question_rows: int
+    evidence: Evidence,
+    kind: str,
+    gold: Sequence[tuple[int, int]],
+    question_rows: int,
+    pause: Callable[[], None] = lambda: None,
 ) -> Observation:
-    """The observation of a prompt whose first `question_rows` rows are the question's."""
+    """The observation of a prompt whose first `question_rows` rows are the question's.
+
+    `pause` is called behind each layer.
+    """
     layers = evidence.layers
     is_free = torch.ones(evidence.num_tokens, dtype=torch.bool)
     is_free[0] = False
@@ -77,7 +84,10 @@ def observation_of(
     for start, stop in gold:
         is_gold[start:stop] = True
     document = is_free.nonzero().flatten()
-    of_layers = [_scores_of_heads(layer, evidence, question_rows) for layer in layers.values()]
+    of_layers = []
+    for layer in layers.values():
+        of_layers.append(_scores_of_heads(layer, evidence, question_rows))
+        pause()
     return Observation(
         kind=kind,
         layers=list(layers),

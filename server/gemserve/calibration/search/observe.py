@@ -9,6 +9,7 @@ import torch
 from gemserve.cost import filter_units
 from gemserve.engine.core import Core
 from gemserve.filtering.selector import Evidence, LayerEvidence
+from gemserve.model.attention import NO_PAUSES, Breaks
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
 from gemserve.model.recurrent_state import SequenceState
@@ -18,7 +19,11 @@ _CHUNK_TOKENS = 512
 
 
 def observe(
-    core: Core, prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], deepest: int | None = None
+    core: Core,
+    prompts: Sequence[Prompt],
+    rows: Sequence[Sequence[int]],
+    deepest: int | None = None,
+    breaks: Breaks = NO_PAUSES,
 ) -> Iterator[Evidence]:
     """The evidence of each prompt: the queries at its `rows` in all layers without a window.
 
@@ -45,7 +50,8 @@ def observe(
         shared = _num_shared(previous, prompt.ids)
         # a row whose queries are needed must run, even if its keys are there already
         start = min(shared, *wanted) if wanted else shared
-        yield _read(core, prompt, layers, wanted, kv, 0 if model.has_states else start, state)
+        start = 0 if model.has_states else start
+        yield _read(core, prompt, layers, wanted, kv, start, state, breaks)
         previous = prompt.ids
 
 
@@ -57,6 +63,7 @@ def _read(
     kv: KVSpan,
     start: int,
     state: SequenceState | None,
+    breaks: Breaks,
 ) -> Evidence:
     model, ids, num_tokens = core.model, prompt.ids, len(prompt.ids)
     queries = model.new_query_tap(layers, rows)
@@ -64,7 +71,7 @@ def _read(
     tap = FilterTap(layer=max(layers), queries=queries, num_tokens=num_tokens)
     for low in range(start, num_tokens, _CHUNK_TOKENS):
         chunk = ids[low : low + _CHUNK_TOKENS]
-        model.filter_chunk(chunk, start=low, kv=kv, tap=tap, state=state)
+        model.filter_chunk(chunk, start=low, kv=kv, tap=tap, breaks=breaks, state=state)
     with torch.inference_mode():
         return Evidence(
             num_tokens=num_tokens,

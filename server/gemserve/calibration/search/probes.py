@@ -98,13 +98,25 @@ class _Content:
     join: Callable[[Sequence[str]], str]
 
 
+def prepare_texts() -> None:
+    """Read the texts that probes are made of, which takes seconds once for each process."""
+    FILLERS["calibration"]()
+    stdlib_functions()
+
+
 def draw_probes(
-    tokenizer: Any, vocabulary: VocabularyName, lengths: Sequence[int], samples: int, seed: int
+    tokenizer: Any,
+    vocabulary: VocabularyName,
+    lengths: Sequence[int],
+    samples: int,
+    seed: int,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[Probe]:
     """`samples` documents in English prose of each length, and as many others in turn.
 
     The others are in the built-in model's form, in code, in tables, and in each language that the
-    vocabulary has. Both sorts alternate, so any part of the probes is balanced.
+    vocabulary has. Both sorts alternate, so any part of the probes is balanced. `pause` is called
+    behind each document.
     """
     others = ("codes", "code", "tables", *languages_of(vocabulary))
     probes: list[Probe] = []
@@ -116,6 +128,7 @@ def draw_probes(
             for subject, of_subject in (("prose", number), (others[place], turn)):
                 rng = Random(f"probe {vocabulary} {subject} {seed} {length} {number}")
                 probes.append(_draw(tokenizer, vocabulary, subject, length, of_subject, rng))
+                pause()
     return probes
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"layer": row.layer, "heads": " ".join(f"{a}.{b}" for a, b in row.heads)}
         | rows_of(row.heads, row.ends_with, unseen)
-        for row in _search(core, seen, arguments.length, 1.0)
+        for row in _search(core, seen, arguments.length, 1.0, lambda: None)
     ]
     counts = {
         "calibration": len(seen),

@@ -663,7 +663,9 @@ def main() -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise SystemExit(f"--kinds: {kind!r} must be among {', '.join(KINDS)}")
-    settings = EngineConfig(calibrate=arguments.calibrate, kv_memory_bytes=2 << 30)
+    settings = EngineConfig(
+        calibrate=arguments.calibrate, kv_memory_bytes=2 << 30, reader=arguments.reader
+    )
     llm = LLM(arguments.model, settings)
     finished = [] if arguments.out is None else read_runs(arguments.out)
     finished = [row for row in finished if "impossible" not in row]  # they are tried again
@@ -708,6 +710,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of a prompt; conversations have their own lengths (default: %(default)s)",
     )
     parser.add_argument("--calibrate", default="auto", help="as of `serve` (default: %(default)s)")
+    parser.add_argument("--reader", help="a model that reads for it, as of `serve`")
     parser.add_argument("--embedding", type=Path, help="folder of an embedding model")
     parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
     parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")

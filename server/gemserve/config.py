@@ -114,6 +114,9 @@ class EngineConfig:
     are recorded and replayed; "auto": if possible. `cpu_step`: whether a decode step on a CPU is
     one call of compiled C++; "auto": if there is a compiler, and the step has the model.
     `host_memory`: with which recurrent states are compared; None: they are not.
+
+    `reader`: another model, which looks at prompts for the one that answers, on `reader_device` and
+    with `reader_memory_bytes` of keys and values; None: the model reads for itself.
     """
 
     filter_method: FilterMethod = DEFAULT_METHOD
@@ -139,6 +142,9 @@ class EngineConfig:
     cuda_graphs: Switch = "auto"
     cpu_step: Switch = "auto"
     host_memory: HostMemory | None = None
+    reader: str | None = None
+    reader_device: str = "auto"
+    reader_memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,11 @@ class FilterPlan:
 
     `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
-    dropped. `chosen`: the positions that a method without a pass keeps.
+    dropped. `chosen`: the positions that are kept without a pass of this model, and `joined` what
+    the answer is generated from: the tokens at these positions, and the indexes in it of those that
+    were `added` between them; empty: nothing was.
+
+    `reading`: how the server's reader looks at the prompt first, which then chooses.
 
     `num_sinks`: how many tokens of an anchor a question is read behind that is read alone.
 
@@ -212,6 +216,9 @@ class FilterPlan:
     num_sinks: int = 0
     evicts: bool = False
     chosen: tuple[int, ...] | None = None
+    joined: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
+    reading: FilterPlan | None = None
     answer_layer: int | None = None
     answer_heads: tuple[tuple[int, int], ...] | None = None
 

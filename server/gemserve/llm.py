@@ -194,15 +194,15 @@ class LLM:
 
     @cached_property
     def _vectors(self) -> VectorRequests:
-        model, planner = self.core.model, self.core.planner
+        reading = self.core.reads_with
         identity = identity_of(
-            planner,
+            reading.planner,
             self.tokenizer,
             model=self._name,
-            weights=hash_weights(model.hf, rounded=True),
+            weights=hash_weights(reading.model.hf, rounded=True),
             tokenizer_hash=hash_tokenizer(self.tokenizer),
         )
-        return VectorRequests(planner=planner, identity=identity)
+        return VectorRequests(planner=self.core.planner, identity=identity)
 
     def _run_to_end(self, request: Request) -> Finished:
         *_, end = self.core.run_alone(request)

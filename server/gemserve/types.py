@@ -25,6 +25,7 @@ Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
 SecondLook = Literal["auto", "off"]
+FilterReader = Literal["self", "reader"]
 VectorKind = Literal["keys", "queries"]  # of windows, which are one group; of a question alone
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
@@ -233,6 +234,7 @@ class FilterOptions:
     window: WindowSize | None = None
     lexical: Lexical | None = None
     second_look: SecondLook | None = None
+    reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
     return_scores: ReturnScores = False
@@ -254,9 +256,10 @@ class FilterParams:
     in which documents are read. "auto": the calibration's. "off": the prompt is read as one
     sequence. `lexical`: "auto": passages rank by the question's words, too. `second_look`: "auto":
     with `keep` "auto" the best passages are read again by all layers and ranked anew, if the
-    calibration found this better. `may_read_whole`: the request leaves it to the server whether the
-    prompt is filtered; see `FilterPlan`. `awaits_calibration`: the method needs a calibration that
-    is not there yet, so the prompt is read whole.
+    calibration found this better. `reader`: which model looks at the prompt: the one that answers,
+    or the server's reader. `may_read_whole`: the request leaves it to the server whether the prompt
+    is filtered; see `FilterPlan`. `awaits_calibration`: the method needs a calibration that is not
+    there yet, so the prompt is read whole.
     """
 
     method: FilterMethod
@@ -267,6 +270,7 @@ class FilterParams:
     window: WindowSize = "auto"
     lexical: Lexical = "off"
     second_look: SecondLook = "auto"
+    reader: FilterReader = "self"
     may_read_whole: bool = False
     awaits_calibration: bool = False
     pooling: Literal["mean", "max"] = "mean"
@@ -633,7 +637,8 @@ class FilterReport:
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole. `looked_at`: how many passages all layers read again to rank them. `searched`,
+    or whole. `looked_at`: how many passages all layers read again to rank them. `reader`: which
+    model looked, where the server has two; None: nobody did, or there is one. `searched`,
     `sources`: of a question to libraries, what was searched, and where each kept passage comes
     from, the best first. `found`: False if coverage says that nothing there answers; None if
     nothing says so.
@@ -656,6 +661,7 @@ class FilterReport:
     windows: int | None = None
     cached_windows: int | None = None
     looked_at: int = 0
+    reader: FilterReader | None = None
     searched: SearchReport | None = None
     sources: tuple[SourceReport, ...] | None = None
     found: bool | None = None

@@ -40,6 +40,8 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"method": "gemfilter", "window": None}, {"method": "gemfilter", "lexical": "off"}),
     ({"lexical": "auto"}, {}),
     ({"lexical": "off"}, {"lexical": "off"}),
+    ({"reader": "self"}, {}),
+    ({"reader": None}, {}),
     ({"second_look": "auto"}, {}),
     ({"second_look": None}, {}),
     ({"second_look": "off"}, {"second_look": "off"}),
@@ -203,6 +205,18 @@ async def test_a_second_look_is_refused_where_there_is_none(
     message = f"filter.second_look={given}: only method sieve has it, not {method}"
     assert error["message"] == message
     assert (error["param"], error["code"]) == ("filter.second_look", "invalid_value")
+    assert not api.core.requests
+
+
+@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
+async def test_a_reader_is_refused_where_there_is_none(api: Api, path: str) -> None:
+    body = {"model": "fake", "prompt": list(range(10, 510)), "filter": {"reader": "reader"}}
+    reply = await api.client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    message = "filter.reader=reader: this server has no reader; --reader names its model"
+    assert error["message"] == message
+    assert (error["param"], error["code"]) == ("filter.reader", "invalid_value")
     assert not api.core.requests
 
 

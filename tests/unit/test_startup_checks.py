@@ -172,6 +172,50 @@ def test_the_default_memory_is_what_there_is(
     assert fitting.host_memory == HostMemory(total, room, is_kv_default=False)
 
 
+def test_the_default_memory_leaves_room_for_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.gguf").write_bytes(bytes(5 << 20))
+    model = ModelConfig(model="builtin", device="cpu")
+    engine = EngineConfig(reader=str(tmp_path / "small.gguf"), reader_memory_bytes=256 << 20)
+    monkeypatch.setattr(startup_checks, "total_memory", lambda: 3 << 30)
+    fitting = startup_checks.fitting_engine(model, engine)
+    assert fitting.kv_memory_bytes == (2 << 30) - (256 << 20) - (5 << 20)
+
+
+def test_a_reader_that_is_not_there_is_named() -> None:
+    problems = startup_checks.Problems()
+    engine = EngineConfig(reader="/nowhere/small.gguf")
+    startup_checks.check_settings(problems, ModelConfig(), engine, ServerConfig(port=0))
+    with pytest.raises(ConfigError) as caught:
+        problems.raise_any()
+    assert caught.value.problems == ("reader=/nowhere/small.gguf: no such file or folder",)
+
+
+def test_a_reader_is_not_calibrated_later() -> None:
+    problems = startup_checks.Problems()
+    engine = EngineConfig(reader="builtin", calibrate="later")
+    startup_checks.check_settings(problems, ModelConfig(), engine, ServerConfig(port=0))
+    with pytest.raises(ConfigError, match=r"^calibrate=later: not with reader=builtin"):
+        problems.raise_any()
+
+
+def test_replicas_and_ranks_have_no_reader() -> None:
+    problems = startup_checks.Problems()
+    engine = EngineConfig(reader="builtin")
+    startup_checks.check_replicas(problems, 2, ModelConfig(), engine, ServerConfig())
+    startup_checks.check_settings(
+        problems, ModelConfig(), engine, ServerConfig(port=0, tensor_parallel=2)
+    )
+    with pytest.raises(ConfigError) as caught:
+        problems.raise_any()
+    named = [problem for problem in caught.value.problems if problem.startswith("reader=builtin")]
+    assert named == [
+        "reader=builtin: only one engine can have a reader; leave it out with replicas=2",
+        "reader=builtin: not with tensor_parallel=2",
+    ]
+
+
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
     """A default in its place would look as if it contradicted another setting."""
 

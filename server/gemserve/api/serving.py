@@ -83,13 +83,14 @@ def build_serving(
 
 def vectors_of(core: Core, model_name: str) -> VectorRequests | None:
     """What libraries of this model ask the engine for; None: its heads are not calibrated."""
-    if core.calibration.heads is None:
+    reading = core.reads_with
+    if reading.calibration.heads is None:
         return None
     identity = identity_of(
-        core.planner,
+        reading.planner,
         core.tokenizer,
         model=model_name,
-        weights=hash_weights(core.model.hf, rounded=True),
+        weights=hash_weights(reading.model.hf, rounded=True),
         tokenizer_hash=hash_tokenizer(core.tokenizer),
     )
     return VectorRequests(planner=core.planner, identity=identity)

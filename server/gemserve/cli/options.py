@@ -268,6 +268,21 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "compute a decode step on a CPU in one call of C++, compiled at the first start; auto: if "
         "a compiler is installed and the model allows it",
     ),
+    Option(
+        "--reader",
+        "reader",
+        str,
+        "another model, such as a smaller one of the same family, that looks at prompts and "
+        "chooses what --model answers from",
+        "none, the model reads for itself",
+    ),
+    Option("--reader-device", "reader_device", str, "the reader's device: as --device"),
+    Option(
+        "--reader-memory",
+        "reader_memory_bytes",
+        read_bytes,
+        "memory for the reader's keys and values",
+    ),
 )
 # The settings for commands that run one request at a time.
 MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--kv-memory")

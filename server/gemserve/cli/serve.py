@@ -239,8 +239,8 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
     from gemserve.engine.build import planned_weights
     from gemserve.filtering.methods import METHODS
 
-    config, backend = core.config, core.model.backend
-    window = find_window(config.filter_window, core.calibration)
+    config, backend, reading = core.config, core.model.backend, core.reads_with
+    window = find_window(config.filter_window, reading.calibration)
     reads_windows = window is not None and METHODS[config.filter_method].reads_windows
     windows = f"windows of {window}" if reads_windows else "no windows"
     dtype = str(core.model.dtype).removeprefix("torch.")
@@ -248,8 +248,8 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
         f"serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
         f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
         f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
-        f"filter {config.filter_method}, layer {config.filter_layer}, keep {config.filter_keep} "
-        f"above {config.filter_min_tokens} tokens, {windows}; "
+        f"filter {config.filter_method}, layer {reading.config.filter_layer}, "
+        f"keep {config.filter_keep} above {config.filter_min_tokens} tokens, {windows}; "
         f"KV memory {config.kv_memory_bytes:,} bytes"
     )
     if core.model.has_states:
@@ -258,8 +258,10 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
             f"recurrent states {each * config.max_running:,} bytes, {each:,} for each of "
             f"{config.max_running} requests at once; no document cache, no adapters"
         )
+    if config.reader is not None:
+        say(f"{config.reader} reads prompts for it, {reading.model.num_layers} layers")
     if METHODS[config.filter_method].has_layer:
-        say(core.calibration.describe())
+        say(reading.calibration.describe())
     weights = planned_weights(core.model, config)
     say(
         f"weights {weights.device:,} bytes on {core.model.device} ({weights.fp8:,} of "

@@ -79,6 +79,9 @@ def check_settings(
         check_adapters(server)
     with problems.noted():
         _check_model(model)
+    if engine.reader is not None:
+        with problems.noted():
+            _check_model(ModelConfig(model=engine.reader), "reader")
     with problems.noted():
         _check_calibration(engine)
     with problems.noted():
@@ -117,6 +120,11 @@ def check_replicas(
         problems.note(
             f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "
             f"with replicas={num_replicas}"
+        )
+    if engine.reader is not None:
+        problems.note(
+            f"reader={engine.reader}: only one engine can have a reader; leave it out with "
+            f"replicas={num_replicas}"
         )
     if server.library_dir is not None:
         problems.note(
@@ -200,17 +208,19 @@ def fitting_engine(model: ModelConfig, engine: EngineConfig, num_engines: int = 
     usable = min(share - _PROCESS_BYTES, address_space() - _ADDRESS_BYTES)
     memory = HostMemory(min(share, address_space()), usable, is_kv_default=is_default)
     engine = replace(engine, host_memory=memory)
-    left = usable - _file_bytes(Path(model.model).expanduser())
+    left = usable - _weight_bytes(model, engine)
+    if engine.reader is not None:
+        left -= engine.reader_memory_bytes
     if not is_default or left >= default:
         return engine
     return replace(engine, kv_memory_bytes=max(_LEAST_KV_BYTES, left >> 20 << 20))
 
 
-def _check_model(model: ModelConfig) -> None:
+def _check_model(model: ModelConfig, field: str = "model") -> None:
     path = Path(model.model).expanduser()
     looks_like_path = model.model.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"
     if looks_like_path and not path.exists():
-        raise ConfigError(f"model={model.model}: no such file or folder")
+        raise ConfigError(f"{field}={model.model}: no such file or folder")
     _check_model_config(path / "config.json")
 
 
@@ -237,6 +247,10 @@ def _check_calibration(engine: EngineConfig) -> None:
     if not is_word and not Path(engine.calibrate).is_file():
         raise ConfigError(
             f"calibrate={engine.calibrate}: must be auto, later, off, or a file that exists"
+        )
+    if engine.calibrate == "later" and engine.reader is not None:
+        raise ConfigError(
+            f"calibrate=later: not with reader={engine.reader}, which is calibrated before it reads"
         )
 
 
@@ -269,7 +283,7 @@ def _check_memory(model: ModelConfig, engine: EngineConfig, num_engines: int) ->
     is_default = engine.kv_memory_bytes == EngineConfig().kv_memory_bytes
     if _has_gpu(model) or is_default:
         return
-    weights = _file_bytes(Path(model.model).expanduser())
+    weights = _weight_bytes(model, engine)
     total = min(total_memory(), num_engines * address_space())
     if num_engines * (engine.kv_memory_bytes + weights) > total:
         times = "" if num_engines == 1 else f"{num_engines} times as much, "
@@ -283,6 +297,12 @@ def _has_gpu(model: ModelConfig) -> bool:
     """Is the KV memory on a GPU?"""
     is_any = any(Path("/dev").glob("nvidia[0-9]*"))
     return model.device.startswith("cuda") or (model.device == "auto" and is_any)
+
+
+def _weight_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Bytes of the model's weights on disk, and of the reader's."""
+    paths = [model.model] if engine.reader is None else [model.model, engine.reader]
+    return sum(_file_bytes(Path(path).expanduser()) for path in paths)
 
 
 def _file_bytes(path: Path) -> int:
@@ -302,6 +322,7 @@ def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> No
         "cpu_step": engine.cpu_step == "on",
         "cache_dir": engine.cache_dir is not None,
         "calibrate": engine.calibrate == "later",
+        "reader": engine.reader is not None,
     }
     found = [
         f"{name}={getattr(engine, name)}: not with tensor_parallel={num_ranks}"

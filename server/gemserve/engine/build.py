@@ -78,6 +78,7 @@ def assemble(
     engine: EngineConfig,
     calibration: Calibration | None = None,
     new_runner: Callable[..., StepRunner] = Runner,
+    new_core: Callable[..., Core] = Core,
 ) -> Core:
     """A core over a loaded model. Without a `calibration` it uses the one it finds, or a guess.
 
@@ -95,7 +96,7 @@ def assemble(
     elif can_pack(causal.device, causal.dtype):
         causal = causal.variant(with_fused_parts(with_packed_linears(causal.hf)))
     causal = with_cpu_step(causal, resolved.cpu_step)
-    return Core(
+    return new_core(
         model=causal,
         tokenizer=loaded.tokenizer,
         config=resolved,

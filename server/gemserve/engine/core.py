@@ -160,6 +160,11 @@ class Core:
         )
 
     @property
+    def reads_with(self) -> Core:
+        """The core whose model reads documents that belong to no prompt, such as a library's."""
+        return self
+
+    @property
     def has_graphs(self) -> bool:
         """Whether decode steps are recorded and replayed."""
         return self._runner.has_graphs
@@ -394,8 +399,10 @@ class Core:
         """
         assert not self._has_requests
         job = self.add(request)
-        while self._has_requests:
+        is_over = False
+        while not is_over:
             for _, event in self.step():
+                is_over = isinstance(event, Finished)
                 yield event
             progress = None if on_progress is None else self.progress(job)
             if on_progress is not None and progress is not None:
@@ -464,10 +471,7 @@ class Core:
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""
         shape, pace, config = self.model.shape, self._pace, self.config
-        running, waiting = self._scheduler.running, self._scheduler.waiting
-        decoding = sum(sequence.state is State.DECODING for sequence in running)
-        unread = len(running) + len(waiting) - decoding
-        crowd = Crowd(decoding, unread, self._portion())
+        crowd = self._crowd()
         piece_cost = pace.piece_cost(crowd)
         # only attention is cut into pieces; a layer's matrix products over a chunk are one piece
         fitting = int(piece_cost / shape.layer(0, 1))
@@ -478,6 +482,12 @@ class Core:
             is_decode_due=pace.is_decode_due(crowd),
             portion=crowd.portion,
         )
+
+    def _crowd(self) -> Crowd:
+        """Who shares the time until the next decode step."""
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        decoding = sum(sequence.state is State.DECODING for sequence in running)
+        return Crowd(decoding, len(running) + len(waiting) - decoding, self._portion())
 
     def _portion(self) -> Portion | None:
         """What tenants may have of the next step. None: there is one tenant."""

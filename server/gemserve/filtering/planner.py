@@ -23,6 +23,7 @@ from gemserve.errors import NotCalibrated, RequestError, shown
 from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
+from gemserve.filtering.reading_plans import ReaderPlans
 from gemserve.filtering.second_look import look_flops
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
@@ -60,11 +61,11 @@ class FilterPlanner:
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
     whole. `window`: for requests that name none. `reads_cached_whole`: see
     `FilterPlan.may_read_whole`. `fails_open`: a prompt whose filter fails is read whole, too.
-    `sliding_windows`: the window of each layer in tokens, None for a layer without one, 0 for one
-    without attention. `shape`:
-    the model's. `longest_sequence`: tokens of prompt and completion that fit memory and context if
-    everything is read. `longest_prompt`: the most tokens of a prompt. `longest_pass`: of one
-    that is read as one sequence.
+    `sliding_windows`: the window of each layer in tokens, None for a layer without one, 0 for a
+    layer without attention. `shape`: the model's. `longest_sequence`: tokens of prompt and
+    completion that fit if everything is read. `longest_prompt`: the most tokens of a prompt.
+    `longest_pass`: of one that is read as one sequence. `reader`: how another model looks at
+    prompts for this one, if there is one.
     """
 
     method: FilterMethod
@@ -80,6 +81,7 @@ class FilterPlanner:
     longest_sequence: int
     longest_prompt: int
     longest_pass: int
+    reader: ReaderPlans | None = None
 
     def resolve(self, options: FilterOptions) -> FilterParams:
         """A request's options, completed by the server's defaults.
@@ -89,6 +91,8 @@ class FilterPlanner:
         """
         name = options.method or self.method
         method = find_method(name)
+        if self._reader_of(options, method) is not None:
+            return self._params_of_reader(options, name)
         self._check_layer(options, name)
         if options.pooling is not None and not method.has_pooling:
             owners = self._methods_with(lambda other: other.has_pooling)
@@ -166,6 +170,40 @@ class FilterPlanner:
         self._check_heads(params)
         return params
 
+    def _reader_of(self, options: FilterOptions, method: Method) -> ReaderPlans | None:
+        """What plans for the reader, if it looks at the prompt; None: nobody does, or this model.
+
+        Raises `RequestError` if the reader is wanted and there is none, or it would do nothing.
+        """
+        if options.reader == "reader" and self.reader is None:
+            raise RequestError(
+                "filter.reader=reader: this server has no reader; --reader names its model",
+                param="filter.reader",
+            )
+        if options.reader == "reader" and method.selector is None:
+            owners = self._methods_with(lambda other: other.selector is not None)
+            raise RequestError(
+                f"filter.reader=reader: only {owners} it, not {options.method or self.method}",
+                param="filter.reader",
+            )
+        return None if options.reader == "self" or method.selector is None else self.reader
+
+    def _params_of_reader(self, options: FilterOptions, name: FilterMethod) -> FilterParams:
+        assert self.reader is not None
+        keep = self.keep if options.keep is None else options.keep
+        if options.keep is None and keep == "auto" and not METHODS[name].is_adaptive:
+            keep = DEFAULT_KEEP
+        return self.reader.params(replace(options, method=name, keep=keep))
+
+    @property
+    def of_documents(self) -> FilterPlanner:
+        """The planner of the model that reads documents without a prompt, and libraries."""
+        return self if self.reader is None else self.reader.planner
+
+    def _looking(self, params: FilterParams) -> FilterPlanner:
+        """The planner of the model that looks at the prompt."""
+        return self.of_documents if params.reader == "reader" else self
+
     @property
     def short_message_tokens(self) -> int:
         """Up to how many tokens a chat's last turn is no document.
@@ -179,6 +217,8 @@ class FilterPlanner:
 
         `num_protected`: how many of them are always read, if the method protects any.
         """
+        if (looking := self._looking(params)) is not self:
+            return looking.generated_from(params, num_tokens, num_protected)
         if METHODS[params.method].evictor is not None:
             return num_tokens
         if self._why_whole(params, num_tokens, num_protected):
@@ -190,6 +230,9 @@ class FilterPlanner:
 
         The same holds for the layers of heads that the request names.
         """
+        if (looking := self._looking(params)) is not self:
+            looking.check_layer_sees(params, num_tokens)
+            return
         has_pass = METHODS[params.method].has_layer and not params.awaits_calibration
         if not has_pass or num_tokens <= self.min_tokens:
             return
@@ -244,6 +287,8 @@ class FilterPlanner:
     def plan(self, request: Request) -> FilterPlan:
         """How a request will run: filtered, or whole with a reason. Raises `RequestError`."""
         params, num_tokens = request.filter, len(request.prompt_ids)
+        if self.reader is not None and params.reader == "reader":
+            return self._read_first(request, self.reader)
         method = find_method(params.method)
         self._check_adaptive(params)
         self._check_heads(params)
@@ -277,6 +322,24 @@ class FilterPlanner:
             return plan.having(chosen=chosen)
         self._check_evictable(params)
         return plan.having(evicts=True)
+
+    def _read_first(self, request: Request, reader: ReaderPlans) -> FilterPlan:
+        """The plan of a prompt that the reader looks at."""
+        reading = reader.plan(request)
+        reason = reading.reason
+        if request.prompt_logprobs is not None:
+            reason = "prompt_logprobs"
+        plan = FilterPlan(
+            reason=reason,
+            num_kept=len(request.prompt_ids) if reason is not None else reading.num_kept,
+            budget=reading.budget,
+            num_stable=reading.num_stable,
+            reading=None if reason is not None else reading,
+        )
+        if not request.filter.return_attention:
+            return plan
+        calibration = self.calibration
+        return plan.having(answer_layer=calibration.layer, answer_heads=calibration.heads)
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
@@ -332,6 +395,11 @@ class FilterPlanner:
         """
         if self.calibration.is_awaited:
             raise NotCalibrated
+        if self.reader is not None:
+            params, plan = self.reader.planner.plan_documents(
+                tokens, documents, breaks, anchor=anchor, query=query, end=end, field=field
+            )
+            return replace(params, reader="reader"), plan
         params = self.resolve(FilterOptions(method=_READS_DOCUMENTS))
         layer, heads, calibration = self._layer_of(params), self._heads_of(params), self.calibration
         selector = METHODS[params.method].selector
@@ -381,6 +449,8 @@ class FilterPlanner:
 
         They are one group. Raises `RequestError` if no heads of the model are known to find facts.
         """
+        if self.of_documents is not self:
+            return self.of_documents.index_plan(windows, anchor, size)
         reading = WindowPlan(size=size, anchor=tuple(anchor), asked=(), windows=tuple(windows))
         return self._vectors_plan().having(windows=reading)
 
@@ -389,6 +459,8 @@ class FilterPlanner:
 
         The rows are those that are watched behind windows.
         """
+        if self.of_documents is not self:
+            return self.of_documents.question_plan(request)
         anchor = request.anchor or tuple(request.prompt_ids[:1])
         asked = self._asked(request)
         rows = _END_ROWS if not request.question else len(asked)
@@ -420,6 +492,9 @@ class FilterPlanner:
         self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int
     ) -> int | None:
         """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows."""
+        if (looking := self._looking(params)) is not self:
+            most = looking.most_tokens(params, protected, num_tokens)
+            return None if most is None else self.longest_pass
         size = self._window_size(params)
         if (
             size is not None

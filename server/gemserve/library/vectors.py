@@ -36,7 +36,7 @@ class VectorRequests:
     @property
     def key_head_of(self) -> tuple[int, ...]:
         """For each head that finds facts, the number of the key head that it reads."""
-        shape, heads = self.planner.shape, self.identity.heads
+        shape, heads = self.planner.of_documents.shape, self.identity.heads
         pairs = key_heads(heads, shape.num_heads, shape.num_kv_heads)
         of = [(layer, head * shape.num_kv_heads // shape.num_heads) for layer, head in heads]
         return tuple(pairs.index(pair) for pair in of)
@@ -65,7 +65,7 @@ class VectorRequests:
             request_id=f"{request.request_id}-question",
             prompt_ids=ids,
             sampling=SamplingParams(max_tokens=1),
-            filter=request.filter,
+            filter=self.planner.resolve(FilterOptions()),
             priority=request.priority,
             tenant=request.tenant,
             vectors_only="queries",

@@ -39,6 +39,7 @@ from gemserve.types import (
     MOST_CANDIDATES,
     NO_PROTECT,
     FilterOptions,
+    FilterReader,
     Heads,
     Keep,
     Lexical,
@@ -119,6 +120,7 @@ class FilterBody(Body):
     window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
     lexical: Lexical | None = None
     second_look: SecondLook | None = None
+    reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None
     library: LibraryNames | None = None

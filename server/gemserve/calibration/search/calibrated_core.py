@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from tqdm import tqdm
 
@@ -21,9 +22,10 @@ from gemserve.calibration.search.result import CalibrationResult
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, calibration_path, load_for
 from gemserve.engine.core import Core
+from gemserve.engine.reader import CoreWithReader, ReaderCore
 from gemserve.errors import ConfigError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.model.base_model import hash_norms, hash_weights
+from gemserve.model.base_model import hash_norms, hash_tokenizer, hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 
@@ -58,14 +60,68 @@ def build_calibrated_core(
     if needs_calibration(loaded, engine):
         calibrates()
         calibration = _calibrate_now(loaded, engine)
+    if engine.reader is not None:
+        reader = _build_reader(engine.reader, engine, loaded, calibrates)
+        return assemble(loaded, engine, new_core=partial(CoreWithReader, reader))
     core = assemble(loaded, engine, calibration)
+    _warn_of_guess(core)
+    return core
+
+
+def _build_reader(
+    name: str, engine: EngineConfig, answering: LoadedModel, calibrates: Callable[[], None]
+) -> ReaderCore:
+    """The core of a model that reads for another one, calibrated as any.
+
+    Raises `ConfigError` if the two have other tokens, and `ModelError`.
+    """
+    settings = replace(
+        engine,
+        filter_layer=None,
+        calibrate="auto",
+        kv_memory_bytes=engine.reader_memory_bytes,
+        cache_dir=None,
+        filter_precision="model",
+        offload_layers=0,
+        host_memory=None,
+        reader=None,
+    )
+    loaded = load_for(ModelConfig(model=name, device=engine.reader_device), settings)
+    if hash_tokenizer(loaded.tokenizer) != hash_tokenizer(answering.tokenizer):
+        raise ConfigError(
+            f"reader={name}: must have the tokenizer of {answering.name}, because the tokens that "
+            "it chooses are that model's; models of one family usually have one"
+        )
+    calibration = None
+    if needs_calibration(loaded, settings):
+        calibrates()
+        calibration = _calibrate_now(loaded, settings)
+    reader = assemble(loaded, settings, calibration, new_core=ReaderCore)
+    assert isinstance(reader, ReaderCore)
+    _warn_of_guess(reader)
+    _warn_if_slow(reader, answering)
+    return reader
+
+
+def _warn_if_slow(reader: Core, answering: LoadedModel) -> None:
+    """Say so if the reader's pass is more work than all layers of the model that answers."""
+    window = reader.calibration.USUAL_WINDOW
+    own = reader.model.shape.filter_chunk(0, window, reader.config.filter_layer)
+    whole = answering.model.shape.prefill_chunk(0, window)
+    if own >= whole:
+        _say(
+            f"warning: the reader's pass takes {own / whole:.1f} times the work of reading with "
+            f"{answering.name} itself: a smaller --reader, or none, is faster"
+        )
+
+
+def _warn_of_guess(core: Core) -> None:
     calibration = core.calibration
     if METHODS[core.config.filter_method].has_layer and not calibration.is_measured:
         _say(
             f"warning: filter layer {calibration.layer} is not calibrated ({calibration.source}); "
             "gemserve calibrate finds the layer and the heads that look at what is asked for"
         )
-    return core
 
 
 def needs_calibration(loaded: LoadedModel, engine: EngineConfig) -> bool:
@@ -73,6 +129,7 @@ def needs_calibration(loaded: LoadedModel, engine: EngineConfig) -> bool:
     return (
         engine.calibrate in ("auto", "later")
         and engine.filter_layer is None
+        and engine.reader is None
         and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
         and METHODS[engine.filter_method].has_layer
         and calibration_path(loaded, engine) is None

@@ -500,10 +500,11 @@ def _drop_recurrent(state: RunnerState) -> None:
 
 def _chosen_before(request: Request) -> Kept | None:
     """What a method without a pass keeps."""
-    chosen = None if request.plan is None else request.plan.chosen
-    if chosen is None:
+    plan = request.plan
+    if plan is None or plan.chosen is None:
         return None
-    return Kept(positions=chosen, ids=[request.prompt_ids[position] for position in chosen])
+    ids = plan.joined or [request.prompt_ids[position] for position in plan.chosen]
+    return Kept(positions=plan.chosen, ids=ids, added=plan.added)
 
 
 def _in_order(state: RunnerState) -> list[WindowSummary]:

@@ -76,7 +76,9 @@ class Sequence:
     def __post_init__(self) -> None:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
         self.num_kept, self.chosen = self.plan.num_kept, chosen
-        self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
+        self.ids = self.plan.joined
+        if not self.ids:
+            self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
         self.window_pass = None
         if self.plan.windows is not None:
             assert self.plan.layer is not None

@@ -1,0 +1,240 @@
+"""Two models in one engine: a small one, the reader, looks at prompts, and the large one answers.
+
+A request first runs in the reader's core, which ends when its filter has chosen. What was chosen
+then goes through all layers of the model that answers. Both cores belong to one worker thread and
+step in turn: prompts that either of them reads share the time between two decode steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemserve.engine.cache.state import StoredDocument
+from gemserve.engine.core import Core
+from gemserve.engine.scheduling.pace import Crowd, StepLimits
+from gemserve.engine.sequence.job import Job
+from gemserve.engine.sequence.progress import Progress
+from gemserve.engine.sequence.step_plan import Kept, RunOutput, StepPlan
+from gemserve.filter_plan import FilterPlan
+from gemserve.filtering.reading_plans import ReaderPlans, for_reader
+from gemserve.types import Event, Filtered, Finished, LentGroups, Request, WindowsRead
+
+
+class ReaderCore(Core):
+    """The core of a model that reads prompts, and answers none.
+
+    `choices`: what was chosen for requests that have just ended. `crowd_of_both`: who shares the
+    time in both cores.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.choices: dict[Job, Kept] = {}
+        self.crowd_of_both: Callable[[], Crowd] = super()._crowd
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._scheduler.running) + len(self._scheduler.waiting)
+
+    def note_decode(self, seconds: float, num_rows: int) -> None:
+        """Note that a decode step of the model that answers took `seconds`."""
+        self._pace.observe_decode(seconds, num_rows)
+
+    def _crowd(self) -> Crowd:
+        return self.crowd_of_both()
+
+    def _note_choices(self, out: RunOutput) -> None:
+        for number, kept in out.kept.items():
+            if number in self._jobs:
+                self.choices[self._jobs[number]] = kept
+
+
+@dataclass(slots=True, eq=False)
+class ReadJob:
+    """A request that the reader looks at first. `answer` None: the reader has not ended yet."""
+
+    request: Request
+    reading: Job
+    answer: Job | None = None
+
+
+class CoreWithReader(Core):
+    """The core of a model that answers, with another one that reads for it."""
+
+    def __init__(self, reader: ReaderCore, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.reader = reader
+        reader.crowd_of_both = self._crowd
+        longest = max(self.planner.longest_prompt, reader.planner.longest_prompt)
+        self.config = replace(self.config, max_prompt_tokens=longest)
+        plans = ReaderPlans.of(reader.planner, self.planner)
+        self.planner = replace(self.planner, reader=plans, longest_prompt=longest)
+        self._readings: dict[Job, ReadJob | None] = {}  # None: it ends in the reader
+        self._answers: dict[Job, ReadJob] = {}
+        self._is_readers_turn = False
+
+    @property
+    def reads_with(self) -> Core:
+        return self.reader
+
+    @property
+    def num_running(self) -> int:
+        return super().num_running + self.reader.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return super().num_waiting + self.reader.num_waiting
+
+    @property
+    def waiting_of(self) -> Mapping[bytes, int]:
+        return Counter(super().waiting_of) + Counter(self.reader.waiting_of)
+
+    @property
+    def internal_errors(self) -> Mapping[str, int]:
+        return Counter(super().internal_errors) + Counter(self.reader.internal_errors)
+
+    @property
+    def stored_documents(self) -> Mapping[str, StoredDocument]:
+        return {**super().stored_documents, **self.reader.stored_documents}
+
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and self.reader.is_idle
+
+    def check(self, request: Request) -> None:
+        reading = _reading_of(request)
+        if reading is not None:
+            self.reader.check(reading)
+        if reading is not request:
+            super().check(request)
+
+    def add(self, request: Request) -> Any:
+        if request.plan is None:
+            request = self.planner.planned(request)
+            self.check(request)
+        reading = _reading_of(request)
+        if reading is None:
+            return super().add(request)
+        job = self.reader.add(reading)
+        ends_there = reading is request or request.selects_only
+        self._readings[job] = None if ends_there else ReadJob(request, job)
+        return self._readings[job] or job
+
+    def step(self) -> list[tuple[Any, Event]]:
+        """One step of one of the two: of the reader in its turn, if no stream must wait for it."""
+        emitted: list[tuple[Any, Event]]
+        if self._is_reader_next():
+            started_s = time.monotonic()
+            emitted = [e for job, event in self.reader.step() for e in self._of_reader(job, event)]
+            self._pace.observe_slice(time.monotonic() - started_s)
+            return emitted
+        emitted = []
+        for job, event in super().step():
+            read = self._answers.get(job)
+            if read is not None and isinstance(event, Filtered):
+                continue  # the reader's report has come
+            emitted.append((job if read is None else read, event))
+            if isinstance(event, Finished):
+                self._answers.pop(job, None)
+        return emitted
+
+    def cancel(self, job: Any) -> list[tuple[Any, Event]]:
+        of_core = job
+        if isinstance(job, ReadJob):
+            of_core = job.reading if job.answer is None else job.answer
+        is_reading = of_core in self._readings
+        self._readings.pop(of_core, None)
+        self._answers.pop(of_core, None)
+        emitted = self.reader.cancel(of_core) if is_reading else super().cancel(of_core)
+        return [(job, event) for _, event in emitted]
+
+    def progress(self, job: Any) -> Progress | None:
+        if isinstance(job, ReadJob) and job.answer is not None:
+            return super().progress(job.answer)
+        if isinstance(job, ReadJob):
+            return self.reader.progress(job.reading)
+        return self.reader.progress(job) if job in self._readings else super().progress(job)
+
+    def forget_documents(self, ids: Collection[str]) -> None:
+        super().forget_documents(ids)
+        self.reader.forget_documents(ids)
+
+    def lent_groups(self, job: Any) -> LentGroups:
+        return LentGroups()  # engines that read for each other have no readers
+
+    def take_group(self, job: Any, group: int, read: WindowsRead | None) -> None:
+        raise AssertionError("engines that read for each other have no readers")
+
+    def close(self) -> None:
+        super().close()
+        self.reader.close()
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.reader.check_integrity()
+
+    def _is_reader_next(self) -> bool:
+        if self.reader.is_idle:
+            return False
+        if super().is_idle:
+            return True
+        self._is_readers_turn = not self._is_readers_turn
+        crowd = self._crowd()
+        must_wait = bool(crowd.decoding) and self._pace.is_decode_due(crowd)
+        return self._is_readers_turn and not must_wait
+
+    def _crowd(self) -> Crowd:
+        crowd = super()._crowd()
+        return replace(crowd, unread=crowd.unread + self.reader.num_unread)
+
+    def _of_reader(self, job: Job, event: Event) -> list[tuple[Any, Event]]:
+        """What becomes of an event of the reader."""
+        read = self._readings[job]
+        if isinstance(event, Filtered):
+            event = replace(event, report=replace(event.report, reader="reader"))
+        if not isinstance(event, Finished):
+            return [(read or job, event)]
+        del self._readings[job]
+        kept = self.reader.choices.pop(job, None)
+        if read is None or kept is None:  # it wanted no more, or has failed
+            return [(read or job, event)]
+        try:
+            read.answer = super().add(_with_choice(read.request, kept))
+        except Exception as error:  # this request's; the others go on
+            message = f"{type(error).__name__}: {error}"
+            return [(read, Finished(reason="error", completion_tokens=0, error=message))]
+        self._answers[read.answer] = read
+        return []
+
+    def _observe(self, plan: StepPlan, out: RunOutput, limits: StepLimits) -> None:
+        super()._observe(plan, out, limits)
+        if plan.decodes:
+            self.reader.note_decode(out.taken_s, len(plan.decodes))
+
+
+def _plan_of(request: Request) -> FilterPlan:
+    assert request.plan is not None, "a request is planned before it is queued"
+    return request.plan
+
+
+def _reading_of(request: Request) -> Request | None:
+    """What the reader does for a request; None: nothing."""
+    if request.filter.reader == "reader" and (request.vectors_only or request.summarizes_only):
+        return request
+    reading = _plan_of(request).reading
+    return None if reading is None else for_reader(request, reading)
+
+
+def _with_choice(request: Request, kept: Kept) -> Request:
+    """The request with what the reader has chosen for it."""
+    plan = _plan_of(request).having(reading=None, num_kept=len(kept.ids))
+    if len(kept.positions) == len(request.prompt_ids):
+        return replace(request, plan=plan)
+    plan = plan.having(
+        chosen=tuple(kept.positions), joined=tuple(kept.ids), added=tuple(kept.added)
+    )
+    return replace(request, plan=plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,13 @@ import pytest
 
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.build import load_for
 from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader
 from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, RequestError
 from gemserve.llm import LLM
+from gemserve.model.loader import LoadedModel
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.types import (
     Event,
@@ -217,8 +218,13 @@ def test_a_library_is_read_by_the_reader(paired: LLM, tmp_path: Path) -> None:
 
 
 def test_a_reader_needs_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes: Iterator[str] = iter(["one", "another"])
-    monkeypatch.setattr(calibrated_core, "hash_tokenizer", lambda _: next(hashes))
+    def load(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
+        loaded = load_for(model, engine)
+        if engine.reader is None:  # it is the reader
+            loaded.tokenizer.add_tokens(["<a token of its own>"])
+        return loaded
+
+    monkeypatch.setattr(calibrated_core, "load_for", load)
     with pytest.raises(ConfigError, match=r"^reader=builtin: must have the tokenizer of builtin"):
         LLM("builtin", WITH_READER)
 

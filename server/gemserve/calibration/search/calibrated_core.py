@@ -25,7 +25,7 @@ from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader, ReaderCore
 from gemserve.errors import ConfigError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.model.base_model import hash_norms, hash_tokenizer, hash_weights
+from gemserve.model.base_model import hash_norms, hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 
@@ -87,7 +87,9 @@ def _build_reader(
         reader=None,
     )
     loaded = load_for(ModelConfig(model=name, device=engine.reader_device), settings)
-    if hash_tokenizer(loaded.tokenizer) != hash_tokenizer(answering.tokenizer):
+    # the chat template may be another one: the reader sees what the model that answers sees
+    own, other = loaded.tokenizer.backend_tokenizer, answering.tokenizer.backend_tokenizer
+    if own.to_str() != other.to_str():
         raise ConfigError(
             f"reader={name}: must have the tokenizer of {answering.name}, because the tokens that "
             "it chooses are that model's; models of one family usually have one"

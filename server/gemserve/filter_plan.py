@@ -189,8 +189,6 @@ class FilterPlan:
     the answer is generated from: the tokens at these positions, and the indexes in it of those that
     were `added` between them; empty: nothing was.
 
-    `reading`: how the server's reader looks at the prompt first, which then chooses.
-
     `num_sinks`: how many tokens of an anchor a question is read behind that is read alone.
 
     `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
@@ -218,7 +216,6 @@ class FilterPlan:
     chosen: tuple[int, ...] | None = None
     joined: tuple[int, ...] = ()
     added: tuple[int, ...] = ()
-    reading: FilterPlan | None = None
     answer_layer: int | None = None
     answer_heads: tuple[tuple[int, int], ...] | None = None
 

@@ -476,6 +476,28 @@ class ReadingNotes:
     held: list[HeldPart] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrittenText:
+    """What a prompt's tokens were made of. `starts`, `stops`: the half-open range of characters of
+    each token, ascending: [tokens].
+    """
+
+    text: str
+    starts: TokenArray
+    stops: TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StandsFor:
+    """The tokens of another model's prompt that those of a reader's prompt stand for.
+
+    Half-open ranges, one for each token of the reader's prompt: [tokens]. Empty: for none.
+    """
+
+    starts: TokenArray
+    stops: TokenArray
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to be answered. `prompt_ids` are used unaltered.
@@ -499,6 +521,10 @@ class Request:
     `documents`: ids of the stored documents that the prompt contains. An id is never used for
     another document, and never again once the engine was told to forget it. `pin`: what the
     document cache keeps of the prompt stays until then, if pinned documents have room for it.
+
+    `written`: what the prompt's tokens were made of, if that is known. `reading`: what the server's
+    reader does first, which then chooses; `stands_for`: in such a request, what its tokens stand
+    for, if the reader has other tokens.
 
     `notes`: where the engine notes which parts of the prompt the document cache holds, if anywhere.
     """
@@ -528,6 +554,9 @@ class Request:
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
     plan: FilterPlan | None = None
+    written: WrittenText | None = field(default=None, repr=False, compare=False)
+    reading: Request | None = field(default=None, repr=False, compare=False)
+    stands_for: StandsFor | None = field(default=None, repr=False, compare=False)
     documents: tuple[str, ...] = ()
     pin: bool = False
     notes: ReadingNotes | None = field(default=None, repr=False, compare=False)

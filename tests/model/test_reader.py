@@ -10,13 +10,11 @@ import pytest
 
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.build import load_for
 from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader
 from gemserve.engine.running.runner import Runner
-from gemserve.errors import ConfigError, RequestError
+from gemserve.errors import RequestError
 from gemserve.llm import LLM
-from gemserve.model.loader import LoadedModel
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.types import (
     Event,
@@ -69,6 +67,17 @@ def run(core: Core, jobs: dict[Any, str], steps: int = 4000) -> dict[str, list[E
     pytest.fail("not all requests have ended")
 
 
+def distrusted(made: Request) -> Request:
+    """A planned request whose choice will not be trusted, so that all of it is read."""
+    reading = made.reading
+    assert reading is not None
+    assert reading.plan is not None
+    everything = replace(reading.plan.budget, limit=len(reading.prompt_ids))
+    plan = reading.plan.having(coverage_bound=2.0, budget=everything)
+    of_reader = replace(reading, plan=plan, filter=replace(reading.filter, fallback=True))
+    return replace(made, reading=of_reader)
+
+
 def test_the_same_model_as_reader_chooses_and_answers_alike(alone: LLM, paired: LLM) -> None:
     options = FilterOptions(return_selection=True)
     expected = alone.generate(prompt(), max_tokens=12, filter=options)
@@ -110,14 +119,7 @@ def test_without_a_reader_none_can_be_asked(alone: LLM) -> None:
 def test_what_the_reader_distrusts_is_read_whole(paired: LLM) -> None:
     core = paired.core
     made = core.planner.planned(request(paired, "doubtful"))
-    assert made.plan is not None
-    assert made.plan.reading is not None
-    all_of_it = made.plan.reading.budget
-    all_of_it = replace(all_of_it, limit=len(made.prompt_ids))
-    reading = made.plan.reading.having(coverage_bound=2.0, budget=all_of_it)
-    doubtful = replace(
-        made, plan=made.plan.having(reading=reading), filter=replace(made.filter, fallback=True)
-    )
+    doubtful = distrusted(made)
     (events,) = run(core, {core.add(doubtful): "doubtful"}).values()
     (report,) = [event.report for event in events if isinstance(event, Filtered)]
     assert (report.reason, report.kept_tokens) == ("diffuse_attention", len(made.prompt_ids))
@@ -215,18 +217,6 @@ def test_a_library_is_read_by_the_reader(paired: LLM, tmp_path: Path) -> None:
     assert answer.filter.reader == "reader"
     assert answer.filter.sources
     assert "4715" in " ".join(source.text for source in answer.filter.sources)
-
-
-def test_a_reader_needs_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
-        loaded = load_for(model, engine)
-        if engine.reader is None:  # it is the reader
-            loaded.tokenizer.add_tokens(["<a token of its own>"])
-        return loaded
-
-    monkeypatch.setattr(calibrated_core, "load_for", load)
-    with pytest.raises(ConfigError, match=r"^reader=builtin: must have the tokenizer of builtin"):
-        LLM("builtin", WITH_READER)
 
 
 def test_a_reader_that_saves_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:

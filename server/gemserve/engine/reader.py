@@ -19,9 +19,10 @@ from gemserve.engine.scheduling.pace import Crowd, StepLimits
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.sequence.step_plan import Kept, RunOutput, StepPlan
-from gemserve.filter_plan import FilterPlan
-from gemserve.filtering.reading_plans import ReaderPlans, for_reader
-from gemserve.types import Event, Filtered, Finished, LentGroups, Request, WindowsRead
+from gemserve.filtering.reader_choice import with_choice
+from gemserve.filtering.reading_plans import ReaderPlans, Translate
+from gemserve.ranges import as_ranges
+from gemserve.types import Event, Filtered, Finished, LentGroups, Request, StandsFor, WindowsRead
 
 
 class ReaderCore(Core):
@@ -55,23 +56,38 @@ class ReaderCore(Core):
 
 @dataclass(slots=True, eq=False)
 class ReadJob:
-    """A request that the reader looks at first. `answer` None: the reader has not ended yet."""
+    """A request that the reader looks at first.
+
+    `answer` None: the reader has not ended yet. `filtered`: the reader's report, if its tokens are
+    not those of the model that answers, which then makes a report in its own tokens.
+    """
 
     request: Request
     reading: Job
     answer: Job | None = None
+    filtered: Filtered | None = None
+
+    @property
+    def stands_for(self) -> StandsFor | None:
+        return self.reading.request.stands_for
 
 
 class CoreWithReader(Core):
     """The core of a model that answers, with another one that reads for it."""
 
-    def __init__(self, reader: ReaderCore, **settings: Any) -> None:
+    def __init__(
+        self,
+        reader: ReaderCore,
+        translate: Translate | None,
+        **settings: Any,
+    ) -> None:
+        """`translate`: see `ReaderPlans`."""
         super().__init__(**settings)
         self.reader = reader
         reader.crowd_of_both = self._crowd
         longest = max(self.planner.longest_prompt, reader.planner.longest_prompt)
         self.config = replace(self.config, max_prompt_tokens=longest)
-        plans = ReaderPlans.of(reader.planner, self.planner)
+        plans = ReaderPlans.of(reader.planner, self.planner, translate)
         self.planner = replace(self.planner, reader=plans, longest_prompt=longest)
         self._readings: dict[Job, ReadJob | None] = {}  # None: it ends in the reader
         self._answers: dict[Job, ReadJob] = {}
@@ -79,7 +95,7 @@ class CoreWithReader(Core):
 
     @property
     def reads_with(self) -> Core:
-        return self.reader
+        return self if self.planner.of_documents is self.planner else self.reader
 
     @property
     def num_running(self) -> int:
@@ -120,7 +136,8 @@ class CoreWithReader(Core):
         if reading is None:
             return super().add(request)
         job = self.reader.add(reading)
-        ends_there = reading is request or request.selects_only
+        ends_there = request.selects_only and reading.stands_for is None
+        ends_there = ends_there or reading is request
         self._readings[job] = None if ends_there else ReadJob(request, job)
         return self._readings[job] or job
 
@@ -136,7 +153,9 @@ class CoreWithReader(Core):
         for job, event in super().step():
             read = self._answers.get(job)
             if read is not None and isinstance(event, Filtered):
-                continue  # the reader's report has come
+                if read.filtered is None:
+                    continue  # the reader's report has come
+                event = _with_report(event, read.filtered)
             emitted.append((job if read is None else read, event))
             if isinstance(event, Finished):
                 self._answers.pop(job, None)
@@ -196,6 +215,9 @@ class CoreWithReader(Core):
         read = self._readings[job]
         if isinstance(event, Filtered):
             event = replace(event, report=replace(event.report, reader="reader"))
+            if read is not None and read.stands_for is not None:
+                read.filtered = event
+                return []
         if not isinstance(event, Finished):
             return [(read or job, event)]
         del self._readings[job]
@@ -203,7 +225,7 @@ class CoreWithReader(Core):
         if read is None or kept is None:  # it wanted no more, or has failed
             return [(read or job, event)]
         try:
-            read.answer = super().add(_with_choice(read.request, kept))
+            read.answer = super().add(_with_choice(read, kept))
         except Exception as error:  # this request's; the others go on
             message = f"{type(error).__name__}: {error}"
             return [(read, Finished(reason="error", completion_tokens=0, error=message))]
@@ -216,25 +238,52 @@ class CoreWithReader(Core):
             self.reader.note_decode(out.taken_s, len(plan.decodes))
 
 
-def _plan_of(request: Request) -> FilterPlan:
-    assert request.plan is not None, "a request is planned before it is queued"
-    return request.plan
-
-
 def _reading_of(request: Request) -> Request | None:
     """What the reader does for a request; None: nothing."""
     if request.filter.reader == "reader" and (request.vectors_only or request.summarizes_only):
         return request
-    reading = _plan_of(request).reading
-    return None if reading is None else for_reader(request, reading)
+    return request.reading
 
 
-def _with_choice(request: Request, kept: Kept) -> Request:
+def _with_choice(read: ReadJob, kept: Kept) -> Request:
     """The request with what the reader has chosen for it."""
-    plan = _plan_of(request).having(reading=None, num_kept=len(kept.ids))
-    if len(kept.positions) == len(request.prompt_ids):
+    request, plan = replace(read.request, reading=None), read.request.plan
+    assert plan is not None
+    num_read = len(read.reading.request.prompt_ids)
+    if len(kept.positions) == num_read:
+        reason = None if read.filtered is None else read.filtered.report.reason
+        whole = plan.having(reason=reason, num_kept=len(request.prompt_ids))
+        return replace(request, plan=whole)
+    if read.stands_for is not None:
+        best = kept.best or as_ranges(kept.positions)
+        plan = with_choice(request, plan, best, read.stands_for, is_widened=kept.is_diffuse)
         return replace(request, plan=plan)
     plan = plan.having(
-        chosen=tuple(kept.positions), joined=tuple(kept.ids), added=tuple(kept.added)
+        num_kept=len(kept.ids),
+        chosen=tuple(kept.positions),
+        joined=tuple(kept.ids),
+        added=tuple(kept.added),
     )
     return replace(request, plan=plan)
+
+
+def _with_report(event: Filtered, of_reader: Filtered) -> Filtered:
+    """A report in the answering model's tokens, with what the reader's says of its own pass."""
+    seen = of_reader.report
+    report = replace(
+        event.report,
+        reader="reader",
+        reason=seen.reason,
+        applied=seen.applied,
+        layer=seen.layer,
+        coverage=seen.coverage,
+        window=seen.window,
+        windows=seen.windows,
+        cached_windows=seen.cached_windows,
+        looked_at=seen.looked_at,
+        filter_ms=seen.filter_ms,
+        found=seen.found,
+    )
+    return replace(
+        event, report=report, started_s=of_reader.started_s, filtered_s=of_reader.filtered_s
+    )

@@ -197,12 +197,25 @@ class FilterPlanner:
 
     @property
     def of_documents(self) -> FilterPlanner:
-        """The planner of the model that reads documents without a prompt, and libraries."""
-        return self if self.reader is None else self.reader.planner
+        """The planner of the model that reads documents without a prompt, and libraries.
+
+        A reader with other tokens reads prompts alone.
+        """
+        has_same = self.reader is not None and self.reader.translate is None
+        return self.reader.planner if has_same and self.reader is not None else self
+
+    @property
+    def params_of_documents(self) -> FilterParams:
+        """How that model filters by default."""
+        if self.of_documents is self:
+            return self.resolve(FilterOptions(method=_READS_DOCUMENTS, reader="self"))
+        params = self.of_documents.resolve(FilterOptions(method=_READS_DOCUMENTS))
+        return replace(params, reader="reader")
 
     def _looking(self, params: FilterParams) -> FilterPlanner:
         """The planner of the model that looks at the prompt."""
-        return self.of_documents if params.reader == "reader" else self
+        is_reader = self.reader is not None and params.reader == "reader"
+        return self.reader.planner if is_reader and self.reader is not None else self
 
     @property
     def short_message_tokens(self) -> int:
@@ -269,26 +282,26 @@ class FilterPlanner:
                 )
 
     def planned(self, request: Request) -> Request:
-        """The request with its plan: see `plan`."""
+        """The request with its plan (see `plan`), and with what the reader does for it."""
+        if self.reader is not None and request.filter.reader == "reader":
+            return self._read_first(request, self.reader)
         return replace(request, plan=self.plan(request))
 
     def planned_choices(self, requests: Sequence[Request]) -> tuple[Request, ...]:
         """Requests with their plans. Choices of one prompt share a plan that needs no seed."""
-        plans: dict[tuple[int, int | None], FilterPlan] = {}
+        plans: dict[tuple[int, int | None], Request] = {}
         planned: list[Request] = []
         for request in requests:
             is_seeded = METHODS[request.filter.method].blind is not None
             of = id(request.prompt_ids), request.sampling.seed if is_seeded else None
             if of not in plans:
-                plans[of] = self.plan(request)
-            planned.append(replace(request, plan=plans[of]))
+                plans[of] = self.planned(request)
+            planned.append(replace(request, plan=plans[of].plan, reading=plans[of].reading))
         return tuple(planned)
 
     def plan(self, request: Request) -> FilterPlan:
         """How a request will run: filtered, or whole with a reason. Raises `RequestError`."""
         params, num_tokens = request.filter, len(request.prompt_ids)
-        if self.reader is not None and params.reader == "reader":
-            return self._read_first(request, self.reader)
         method = find_method(params.method)
         self._check_adaptive(params)
         self._check_heads(params)
@@ -323,23 +336,28 @@ class FilterPlanner:
         self._check_evictable(params)
         return plan.having(evicts=True)
 
-    def _read_first(self, request: Request, reader: ReaderPlans) -> FilterPlan:
-        """The plan of a prompt that the reader looks at."""
-        reading = reader.plan(request)
-        reason = reading.reason
+    def _read_first(self, request: Request, reader: ReaderPlans) -> Request:
+        """The request with its plan, and with what the reader does first."""
+        num_tokens = len(request.prompt_ids)
+        reading = reader.request(request)
+        of_reader = reading.plan
+        assert of_reader is not None
+        reason = of_reader.reason
         if request.prompt_logprobs is not None:
             reason = "prompt_logprobs"
+        budget = of_reader.budget
+        if reading.stands_for is not None:  # which counts tokens of another kind
+            budget = self._budget(request, count_always_read(request.protected, num_tokens))
         plan = FilterPlan(
             reason=reason,
-            num_kept=len(request.prompt_ids) if reason is not None else reading.num_kept,
-            budget=reading.budget,
-            num_stable=reading.num_stable,
-            reading=None if reason is not None else reading,
+            num_kept=num_tokens if reason is not None else budget.high,
+            budget=budget,
+            num_stable=count_first(request.protected, num_tokens) if budget.protected else 0,
         )
-        if not request.filter.return_attention:
-            return plan
-        calibration = self.calibration
-        return plan.having(answer_layer=calibration.layer, answer_heads=calibration.heads)
+        if request.filter.return_attention:
+            layer, heads = self.calibration.layer, self.calibration.heads
+            plan = plan.having(answer_layer=layer, answer_heads=heads)
+        return replace(request, plan=plan, reading=reading if reason is None else None)
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
@@ -395,12 +413,12 @@ class FilterPlanner:
         """
         if self.calibration.is_awaited:
             raise NotCalibrated
-        if self.reader is not None:
-            params, plan = self.reader.planner.plan_documents(
+        if self.of_documents is not self:
+            _, plan = self.of_documents.plan_documents(
                 tokens, documents, breaks, anchor=anchor, query=query, end=end, field=field
             )
-            return replace(params, reader="reader"), plan
-        params = self.resolve(FilterOptions(method=_READS_DOCUMENTS))
+            return self.params_of_documents, plan
+        params = self.params_of_documents
         layer, heads, calibration = self._layer_of(params), self._heads_of(params), self.calibration
         selector = METHODS[params.method].selector
         assert selector is not None

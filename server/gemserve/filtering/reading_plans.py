@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gemserve.filter_plan import FilterPlan
-from gemserve.types import FilterOptions, FilterParams, Request, SamplingParams
+from gemserve.filtering.protected_budget import count_always_read
+from gemserve.filtering.window_cuts import document_ranges
+from gemserve.types import MIN_KEEP, FilterOptions, FilterParams, Request, SamplingParams
 
 if TYPE_CHECKING:
     from gemserve.filtering.planner import FilterPlanner
+
+Translate = Callable[[Request, Sequence[tuple[int, int]]], Request]
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlans:
     """The planner of the reader, for prompts that another model answers.
 
-    How much is kept is what that model answers best from, if this was measured.
+    How much is kept is what that model answers best from, if this was measured. `translate`: gives
+    a request the reader's tokens, of which its documents are to be looked at; None: both models
+    have the same.
     """
 
     planner: FilterPlanner
+    translate: Translate | None
 
     @staticmethod
-    def of(reader: FilterPlanner, answering: FilterPlanner) -> ReaderPlans:
+    def of(
+        reader: FilterPlanner,
+        answering: FilterPlanner,
+        translate: Translate | None,
+    ) -> ReaderPlans:
         calibration = reader.calibration
         if answering.calibration.auto_keep is not None:
             calibration = replace(
@@ -30,34 +41,46 @@ class ReaderPlans:
                 auto_keep=answering.calibration.auto_keep,
                 more_distracts=answering.calibration.more_distracts,
             )
-        return ReaderPlans(
-            replace(
-                reader,
-                calibration=calibration,
-                keep=answering.keep,
-                longest_sequence=answering.longest_sequence,
-            )
+        planner = replace(
+            reader,
+            calibration=calibration,
+            keep=answering.keep,
+            longest_sequence=answering.longest_sequence,
         )
+        return ReaderPlans(planner, translate)
 
     def params(self, options: FilterOptions) -> FilterParams:
         """Raises `RequestError` for options that the reader does not have."""
         params = self.planner.resolve(replace(options, reader="self"))
         return replace(params, reader="reader", may_read_whole=False)
 
-    def plan(self, request: Request) -> FilterPlan:
-        """How the reader looks at a request's prompt."""
-        return self.planner.plan(for_reader(request, None))
+    def request(self, request: Request) -> Request:
+        """What the reader does for a request, with its plan: it ends when it has chosen.
+
+        Raises `RequestError`.
+        """
+        reading = replace(
+            request,
+            selects_only=True,
+            sampling=SamplingParams(max_tokens=request.sampling.max_tokens),
+            filter=replace(request.filter, return_attention=False),
+            prompt_logprobs=None,
+            grammar=None,
+            adapter=None,
+        )
+        if self.translate is not None:
+            num_tokens = len(request.prompt_ids)
+            documents = document_ranges(request.protected, request.question, num_tokens)
+            translated = self.translate(reading, documents)
+            keep = request.filter.keep
+            if isinstance(keep, int):
+                ratio = _num_free(translated) / max(1, _num_free(request))
+                keep = max(MIN_KEEP, round(keep * ratio))
+            reading = replace(translated, filter=replace(reading.filter, keep=keep))
+        return self.planner.planned(reading)
 
 
-def for_reader(request: Request, plan: FilterPlan | None) -> Request:
-    """What the reader does for a request, by its own `plan`: it ends when it has chosen."""
-    return replace(
-        request,
-        selects_only=True,
-        sampling=SamplingParams(max_tokens=request.sampling.max_tokens),
-        filter=replace(request.filter, return_attention=False),
-        prompt_logprobs=None,
-        grammar=None,
-        adapter=None,
-        plan=plan,
-    )
+def _num_free(request: Request) -> int:
+    """How many tokens a filter chooses from."""
+    num_tokens = len(request.prompt_ids)
+    return num_tokens - count_always_read(request.protected, num_tokens)

@@ -17,7 +17,7 @@ from gemserve.filter_plan import KeysRead, QueriesRead, Window, key_heads
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.library.identity import Identity
 from gemserve.prompting.window_anchor import window_anchor
-from gemserve.types import FilterOptions, Finished, Request, SamplingParams, TokenArray
+from gemserve.types import Finished, Request, SamplingParams, TokenArray
 
 LOW_PRIORITY = 1  # answers go first
 USUAL_WINDOW = 1536
@@ -52,7 +52,7 @@ class VectorRequests:
             request_id=f"index-{uuid.uuid4().hex}",
             prompt_ids=np.concatenate(windows).tolist(),
             sampling=SamplingParams(max_tokens=1),
-            filter=self.planner.resolve(FilterOptions()),
+            filter=self.planner.params_of_documents,
             priority=LOW_PRIORITY,
             vectors_only="keys",
             plan=self.planner.index_plan(placed, anchor, self.identity.window),
@@ -65,7 +65,7 @@ class VectorRequests:
             request_id=f"{request.request_id}-question",
             prompt_ids=ids,
             sampling=SamplingParams(max_tokens=1),
-            filter=self.planner.resolve(FilterOptions()),
+            filter=self.planner.params_of_documents,
             priority=request.priority,
             tenant=request.tenant,
             vectors_only="queries",

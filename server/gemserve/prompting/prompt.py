@@ -52,6 +52,7 @@ from gemserve.types import (
     Separators,
     TextBreaks,
     TokenArray,
+    WrittenText,
 )
 
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
@@ -98,7 +99,19 @@ class Prompt:
             "excerpts",
             "searched",
         )
-        return {"prompt_ids": self.ids} | {name: getattr(self, name) for name in names}
+        return {
+            "prompt_ids": self.ids,
+            "written": self.written,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    @property
+    def written(self) -> WrittenText | None:
+        """None for a prompt of token ids."""
+        if not self.text:
+            return None
+        starts, stops = token_edges(self.encoding)
+        return WrittenText(text=self.text, starts=starts, stops=stops)
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:

@@ -28,6 +28,7 @@ from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_norms, hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
+from gemserve.prompting.reader_text import ReaderText
 
 _EVERY_S = 10.0  # seconds between lines if there is no terminal
 
@@ -62,7 +63,11 @@ def build_calibrated_core(
         calibration = _calibrate_now(loaded, engine)
     if engine.reader is not None:
         reader = _build_reader(engine.reader, engine, loaded, calibrates)
-        return assemble(loaded, engine, new_core=partial(CoreWithReader, reader))
+        own, other = reader.tokenizer.backend_tokenizer, loaded.tokenizer.backend_tokenizer
+        # the chat template may be another one: the reader sees what the model that answers sees
+        translate = None if own.to_str() == other.to_str() else ReaderText(reader.tokenizer)
+        new_core = partial(CoreWithReader, reader, translate)
+        return assemble(loaded, engine, new_core=new_core)
     core = assemble(loaded, engine, calibration)
     _warn_of_guess(core)
     return core
@@ -73,7 +78,7 @@ def _build_reader(
 ) -> ReaderCore:
     """The core of a model that reads for another one, calibrated as any.
 
-    Raises `ConfigError` if the two have other tokens, and `ModelError`.
+    Raises `ConfigError` or `ModelError`.
     """
     settings = replace(
         engine,
@@ -87,13 +92,6 @@ def _build_reader(
         reader=None,
     )
     loaded = load_for(ModelConfig(model=name, device=engine.reader_device), settings)
-    # the chat template may be another one: the reader sees what the model that answers sees
-    own, other = loaded.tokenizer.backend_tokenizer, answering.tokenizer.backend_tokenizer
-    if own.to_str() != other.to_str():
-        raise ConfigError(
-            f"reader={name}: must have the tokenizer of {answering.name}, because the tokens that "
-            "it chooses are that model's; models of one family usually have one"
-        )
     calibration = None
     if needs_calibration(loaded, settings):
         calibrates()

@@ -264,3 +264,21 @@ async def test_protected_spans_reach_the_engine_from_both_endpoints(api: Api) ->
     for request in api.core.requests:
         assert request.protected
         assert max(s.stop for s in request.protected) == len(request.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("specprefill", "filter.reader"),
+        ("specprefill_keep_pct", "filter.keep, a share or a count"),
+    ],
+)
+async def test_fields_of_servers_whose_drafts_read_are_told_their_names_here(
+    api: Api, name: str, here: str
+) -> None:
+    body = {"model": "fake", "prompt": "Hi", name: 0.2}
+    reply = await api.client.post(COMPLETIONS, json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["message"] == f"{name}: unknown field; here it is {here}"
+    assert (error["param"], error["code"]) == (name, "unknown_field")

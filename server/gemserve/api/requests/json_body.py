@@ -24,6 +24,8 @@ UNSUPPORTED = (
     "functions",
     "web_search_options",
 )
+# what other servers' fields for prompts that a small model reads first are called here
+_HERE = {"specprefill": "filter.reader", "specprefill_keep_pct": "filter.keep, a share or a count"}
 _MAX_PATH_CHARS = 200
 MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
@@ -115,7 +117,8 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
 
 def _unknown_field(name: str) -> RequestError:
     name = name[:_MAX_PATH_CHARS]
-    return RequestError(f"{name}: unknown field", param=name, code="unknown_field")
+    here = f"; here it is {_HERE[name]}" if name in _HERE else ""
+    return RequestError(f"{name}: unknown field{here}", param=name, code="unknown_field")
 
 
 def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) -> str | None:

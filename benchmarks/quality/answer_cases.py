@@ -14,9 +14,10 @@ The cases are our own and stand in the folder `answer_cases`, a file for each ki
 - `everything`: lists, counts and summaries, which need the whole document.
 
 A *way* is a name with the filter options of a request, NAME=JSON. NAME alone is `default` (no
-options) or a method of requests. `bm25`, `oracle` and `embedding` (with `--embedding FOLDER`)
-choose outside of the engine, with `keep` as their only option. Under `alone` the model reads
-nothing but the question and what answers it, which shows whether it can answer at all.
+options) or a method of requests. `bm25`, `oracle`, `embedding` (with `--embedding FOLDER`) and
+`draft` (with `--draft MODEL`) choose outside of the engine, with `keep` as their only option. Under
+`alone` the model reads nothing but the question and what answers it, which shows whether it can
+answer at all.
 
     python benchmarks/quality/answer_cases.py --ways default,none,bm25 --out cases.jsonl
     python benchmarks/quality/answer_cases.py --kinds languages --out cases.jsonl \
@@ -51,6 +52,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from pydantic import ValidationError
 
 from benchmarks.quality import real_documents as real
+from benchmarks.quality.draft_attention import DraftAttention
 from benchmarks.quality.library import Embeddings
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
@@ -659,6 +661,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.embedding is not None:
         OUTSIDE["embedding"] = Embedding(arguments.embedding)
+    if arguments.draft is not None:
+        OUTSIDE["draft"] = DraftAttention(arguments.draft)
     ways, kinds = read_ways(arguments.ways), arguments.kinds.split(",")
     for kind in kinds:
         if kind not in KINDS:
@@ -711,6 +715,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--calibrate", default="auto", help="as of `serve` (default: %(default)s)")
     parser.add_argument("--reader", help="a model that reads for it, as of `serve`")
+    parser.add_argument("--draft", help="a model whose answer's attention chooses")
     parser.add_argument("--embedding", type=Path, help="folder of an embedding model")
     parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
     parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")

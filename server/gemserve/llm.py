@@ -198,7 +198,7 @@ class LLM:
         identity = identity_of(
             reading.planner,
             self.tokenizer,
-            model=self._name,
+            model=self._name if reading is self.core else f"the reader {self.core.config.reader}",
             weights=hash_weights(reading.model.hf, rounded=True),
             tokenizer_hash=hash_tokenizer(self.tokenizer),
         )

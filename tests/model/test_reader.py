@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
-from gemserve.engine.reader import CoreWithReader
+from gemserve.engine.reader import CoreWithReader, ReaderCore
 from gemserve.engine.running.runner import Runner
-from gemserve.errors import RequestError
+from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.types import (
@@ -92,7 +97,7 @@ def test_the_same_model_as_reader_chooses_and_answers_alike(alone: LLM, paired: 
 def test_a_request_may_have_the_model_itself_look(alone: LLM, paired: LLM) -> None:
     expected = alone.generate(prompt(start=3), max_tokens=12)
     answer = paired.generate(prompt(start=3), max_tokens=12, filter=SELF)
-    assert (answer.token_ids, answer.filter.reader) == (expected.token_ids, None)
+    assert (answer.token_ids, answer.filter.reader) == (expected.token_ids, "self")
 
 
 def test_a_selection_ends_in_the_reader(alone: LLM, paired: LLM) -> None:
@@ -220,15 +225,103 @@ def test_a_library_is_read_by_the_reader(paired: LLM, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_saves_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    core = calibrated_core.build_calibrated_core(ModelConfig(model="builtin"), WITH_READER)
-    assert "is faster" not in capfd.readouterr().err
-    large = replace(core.model.shape, num_layers=1)  # one layer answers, so reading costs more
+    calibrated_core.build_calibrated_core(ModelConfig(model="builtin"), WITH_READER)
+    said = "the reader's pass takes 1.0 times the work of that of builtin itself"
+    assert said in capfd.readouterr().err
 
-    class Small:
-        name = "small"
 
-        class model:
-            shape = large
+def test_errors_say_that_they_are_the_readers() -> None:
+    with pytest.raises(ConfigError, match=r"^reader=builtin: reader_memory=1: must be at least"):
+        LLM("builtin", replace(WITH_READER, reader_memory_bytes=1))
+    with pytest.raises(ModelError, match=r"^reader=README.md: "):
+        LLM("builtin", replace(WITH_READER, reader="README.md"))
 
-    calibrated_core._warn_if_slow(core, Small)  # type: ignore[arg-type]
-    assert "times the work of reading with small itself" in capfd.readouterr().err
+
+def test_any_method_of_the_model_may_have_a_reader() -> None:
+    llm = LLM("builtin", replace(WITH_READER, filter_method="none", filter_keep=None))
+    assert llm.generate(prompt(), max_tokens=2).filter.reader is None
+    options = FilterOptions(method="sieve", keep=64)
+    assert llm.generate(prompt(), max_tokens=2, filter=options).filter.reader == "reader"
+
+
+def test_the_reader_needs_no_memory_for_the_answer() -> None:
+    small = LLM("builtin", replace(WITH_READER, reader_memory_bytes=24 << 20))
+    sampling = SamplingParams(max_tokens=20_000, ignore_eos=True)
+    asked = request(small, "long", sampling=sampling)
+    small.core.check(small.core.planner.planned(asked))
+    tiny = LLM("builtin", replace(WITH_READER, reader_memory_bytes=1 << 20))
+    with pytest.raises(RequestError) as caught:
+        tiny.core.check(tiny.core.planner.planned(asked))
+    assert str(caught.value).startswith("For the reader, whose memory --reader-memory sets: ")
+    assert (caught.value.param, caught.value.code) == ("filter.reader", "kv_memory_exceeded")
+
+
+def test_what_the_answer_needs_counts_for_what_is_kept(paired: LLM) -> None:
+    planner = paired.core.planner
+    asked = request(paired, "a")
+    num_tokens = len(asked.prompt_ids)
+    asked = replace(asked, filter=replace(asked.filter, fallback=True))
+    for beyond in (0, 1, 50):
+        sampling = SamplingParams(max_tokens=planner.longest_sequence - num_tokens + beyond)
+        reading = planner.planned(replace(asked, sampling=sampling)).reading
+        assert reading is not None
+        assert reading.plan is not None
+        assert reading.plan.budget.limit == num_tokens - beyond
+
+
+def test_documents_that_both_have_are_pinned_if_one_pins_them(
+    paired: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"a": StoredDocument(3, 30, True), "b": StoredDocument(1, 10, False)}
+    others = {"a": StoredDocument(2, 20, False), "c": StoredDocument(4, 40, True)}
+    stored = property(lambda core: others if isinstance(core, ReaderCore) else own)
+    monkeypatch.setattr(Core, "stored_documents", stored)
+    merged = {"a": StoredDocument(5, 30, True), "b": own["b"], "c": others["c"]}
+    assert paired.core.stored_documents == merged
+
+
+def test_a_prompt_that_is_read_as_one_must_fit_the_readers_context(paired: LLM) -> None:
+    planner = paired.core.planner
+    assert planner.reader is not None
+    short = replace(planner.reader.planner, longest_pass=500)
+    limited = replace(planner, reader=replace(planner.reader, planner=short))
+    params = limited.resolve(FilterOptions(window="off", keep=64, reader="reader"))
+    assert limited.most_tokens(params, (), 5000) == 500
+    whole = limited.resolve(FilterOptions(method="none"))
+    assert limited.most_tokens(whole, (), 5000) == planner.longest_pass
+
+
+def test_candidates_are_read_by_the_reader_one_by_one(paired: LLM, tmp_path: Path) -> None:
+    """As for `filter.max_seconds`."""
+    for number in range(4):
+        text = prompt(120, start=100 * number).rpartition("\n\n")[0]
+        (tmp_path / f"{number}.txt").write_text(text)
+    library = paired.library(tmp_path / "library", is_new=True)
+    list(paired.add_files(library, [str(path) for path in tmp_path.glob("*.txt")]))
+    asked = paired.ask_libraries("What is the code of the red lamp?", [library])
+    sampling = SamplingParams(max_tokens=4, temperature=0.0)
+    made = paired._request(asked, sampling, READER, None)
+    planned = paired.core.planner.planned(replace(made, tenant=b"nobody else"))
+    submitted: list[Request] = []
+
+    class Read:
+        def __init__(self, part: Request) -> None:
+            submitted.append(part)
+            (self.events,) = run(paired.core, {paired.core.add(part): "part"}).values()
+
+        async def __aiter__(self) -> AsyncIterator[Event]:
+            for event in self.events:
+                yield event
+
+        def cancel(self) -> None:
+            pass
+
+    ends_s = time.monotonic() + 600
+    read = asyncio.run(read_in_time(planned, Read, ends_s))  # type: ignore[arg-type]
+    assert read == {excerpt.rank for excerpt in planned.excerpts}
+    assert submitted
+    assert all(part.filter.reader == "reader" for part in submitted)
+    (events,) = run(paired.core, {paired.core.add(planned): "all"}).values()
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    assert report.windows
+    assert report.cached_windows == report.windows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.config import EngineConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig, served_name
 from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine, IdleWork
@@ -89,11 +89,16 @@ def vectors_of(core: Core, model_name: str) -> VectorRequests | None:
     identity = identity_of(
         reading.planner,
         core.tokenizer,
-        model=model_name,
+        model=model_name if reading is core else _reader_name(core.config),
         weights=hash_weights(reading.model.hf, rounded=True),
         tokenizer_hash=hash_tokenizer(core.tokenizer),
     )
     return VectorRequests(planner=core.planner, identity=identity)
+
+
+def _reader_name(config: EngineConfig) -> str:
+    assert config.reader is not None
+    return f"the reader {served_name(ModelConfig(model=config.reader), ServerConfig())}"
 
 
 def watchdog_of(engine: Engine, config: ServerConfig) -> Watchdog | None:

@@ -34,7 +34,7 @@ from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
 from gemserve.engine.sequence.sequence import LAST, Sequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
-from gemserve.errors import CapacityExceeded, RequestError
+from gemserve.errors import CapacityExceeded, ConfigError, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
@@ -89,6 +89,11 @@ class Core:
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
+        if self.num_units < 1:
+            raise ConfigError(
+                f"kv_memory={config.kv_memory_bytes}: must be at least {model.shape.unit_bytes}, "
+                "the bytes of one token's keys in one layer"
+            )
         cache_units = int(config.cache_memory * self.num_units)
         if not model.has_reusable_beginnings:
             cache_units = 0

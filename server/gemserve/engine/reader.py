@@ -19,6 +19,7 @@ from gemserve.engine.scheduling.pace import Crowd, StepLimits
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.sequence.step_plan import Kept, RunOutput, StepPlan
+from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.reader_choice import with_choice
 from gemserve.filtering.reading_plans import ReaderPlans, Translate
 from gemserve.ranges import as_ranges
@@ -46,7 +47,8 @@ class ReaderCore(Core):
         self._pace.observe_decode(seconds, num_rows)
 
     def _crowd(self) -> Crowd:
-        return self.crowd_of_both()
+        # tenants' portions are of the other core's loads
+        return replace(self.crowd_of_both(), portion=None)
 
     def _note_choices(self, out: RunOutput) -> None:
         for number, kept in out.kept.items():
@@ -115,7 +117,19 @@ class CoreWithReader(Core):
 
     @property
     def stored_documents(self) -> Mapping[str, StoredDocument]:
-        return {**super().stored_documents, **self.reader.stored_documents}
+        """What both have. The tokens are those of the one that has more."""
+        own, others = super().stored_documents, self.reader.stored_documents
+        return {**own, **others} | {i: _merged(own[i], others[i]) for i in own if i in others}
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        return self.kv_bytes_used / (
+            self.config.kv_memory_bytes + self.reader.config.kv_memory_bytes
+        )
+
+    @property
+    def kv_bytes_used(self) -> int:
+        return super().kv_bytes_used + self.reader.kv_bytes_used
 
     @property
     def is_idle(self) -> bool:
@@ -124,9 +138,20 @@ class CoreWithReader(Core):
     def check(self, request: Request) -> None:
         reading = _reading_of(request)
         if reading is not None:
-            self.reader.check(reading)
+            self._check_reading(reading)
         if reading is not request:
             super().check(request)
+
+    def _check_reading(self, reading: Request) -> None:
+        try:
+            self.reader.check(reading)
+        except CapacityExceeded as error:
+            raise RequestError(
+                f"For the reader, whose memory --reader-memory sets: {error} With "
+                "filter.reader=self the model itself looks.",
+                param="filter.reader",
+                code=error.code,
+            ) from error
 
     def add(self, request: Request) -> Any:
         if request.plan is None:
@@ -156,6 +181,8 @@ class CoreWithReader(Core):
                 if read.filtered is None:
                     continue  # the reader's report has come
                 event = _with_report(event, read.filtered)
+            elif isinstance(event, Filtered) and event.report.layer is not None:
+                event = replace(event, report=replace(event.report, reader="self"))
             emitted.append((job if read is None else read, event))
             if isinstance(event, Finished):
                 self._answers.pop(job, None)
@@ -236,6 +263,14 @@ class CoreWithReader(Core):
         super()._observe(plan, out, limits)
         if plan.decodes:
             self.reader.note_decode(out.taken_s, len(plan.decodes))
+
+
+def _merged(one: StoredDocument, other: StoredDocument) -> StoredDocument:
+    return StoredDocument(
+        units=one.units + other.units,
+        num_tokens=max(one.num_tokens, other.num_tokens),
+        is_pinned=one.is_pinned or other.is_pinned,
+    )
 
 
 def _reading_of(request: Request) -> Request | None:

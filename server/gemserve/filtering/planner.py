@@ -512,7 +512,10 @@ class FilterPlanner:
         """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows."""
         if (looking := self._looking(params)) is not self:
             most = looking.most_tokens(params, protected, num_tokens)
-            return None if most is None else self.longest_pass
+            num_protected = count_always_read(protected, num_tokens)
+            if most is None or looking._why_whole(params, num_tokens, num_protected) is None:
+                return None if most is None else min(most, self.longest_pass)
+            return self.longest_pass
         size = self._window_size(params)
         if (
             size is not None

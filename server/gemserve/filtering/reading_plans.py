@@ -62,7 +62,7 @@ class ReaderPlans:
         reading = replace(
             request,
             selects_only=True,
-            sampling=SamplingParams(max_tokens=request.sampling.max_tokens),
+            sampling=SamplingParams(max_tokens=1),
             filter=replace(request.filter, return_attention=False),
             prompt_logprobs=None,
             grammar=None,
@@ -77,7 +77,10 @@ class ReaderPlans:
                 ratio = _num_free(translated) / max(1, _num_free(request))
                 keep = max(MIN_KEEP, round(keep * ratio))
             reading = replace(translated, filter=replace(reading.filter, keep=keep))
-        return self.planner.planned(reading)
+        # what the answer will need beside what is kept, for which the reader needs no memory
+        beside = request.sampling.max_tokens + request.adapter_positions - 1
+        longest = self.planner.longest_sequence - beside
+        return replace(self.planner, longest_sequence=longest).planned(reading)
 
 
 def _num_free(request: Request) -> int:

@@ -29,6 +29,8 @@ async def read_in_time(
     fails or takes no more.
     """
     ranks = frozenset(excerpt.rank for excerpt in request.excerpts)
+    if request.reading is not None and request.reading.stands_for is None:
+        request = request.reading  # the reader reads them
     plan = request.plan
     assert plan is not None, "the builder has planned it"
     if plan.windows is None:
@@ -61,6 +63,7 @@ def _part(request: Request, excerpt: Excerpt, windows: list[Window]) -> Request:
         request,
         request_id=f"{request.request_id}-read{excerpt.rank}",
         documents=(excerpt.file_id,),
+        selects_only=False,
         summarizes_only=True,
         grammar=None,
         prompt_logprobs=None,

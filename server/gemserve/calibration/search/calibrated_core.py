@@ -19,11 +19,11 @@ from tqdm import tqdm
 from gemserve.calibration.files import Calibration, parse_calibration, place_for, write_calibration
 from gemserve.calibration.search.choose_layer import SHORT, Effort, ReportProgress, calibrate
 from gemserve.calibration.search.result import CalibrationResult
-from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.build import assemble, calibration_path, load_for
+from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig
+from gemserve.engine.build import assemble, calibration_for, calibration_path, load_for
 from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader, ReaderCore
-from gemserve.errors import ConfigError, shown
+from gemserve.errors import ConfigError, ModelError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_norms, hash_weights
 from gemserve.model.causal_model import CausalModel
@@ -62,7 +62,9 @@ def build_calibrated_core(
         calibrates()
         calibration = _calibrate_now(loaded, engine)
     if engine.reader is not None:
-        reader = _build_reader(engine.reader, engine, loaded, calibrates)
+        with _named(engine.reader):
+            reader = _build_reader(engine.reader, engine, calibrates)
+        _warn_if_slow(reader, loaded, calibration_for(loaded, engine).layer)
         own, other = reader.tokenizer.backend_tokenizer, loaded.tokenizer.backend_tokenizer
         # the chat template may be another one: the reader sees what the model that answers sees
         translate = None if own.to_str() == other.to_str() else ReaderText(reader.tokenizer)
@@ -73,17 +75,31 @@ def build_calibrated_core(
     return core
 
 
-def _build_reader(
-    name: str, engine: EngineConfig, answering: LoadedModel, calibrates: Callable[[], None]
-) -> ReaderCore:
+@contextmanager
+def _named(reader: str) -> Iterator[None]:
+    """Say of errors that they are about the reader."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = (problem.replace("kv_memory", "reader_memory") for problem in error.problems)
+        problems = (problem.replace("--kv-memory", "--reader-memory") for problem in problems)
+        raise ConfigError(*(f"reader={reader}: {problem}" for problem in problems)) from error
+    except ModelError as error:
+        raise ModelError(f"reader={reader}: {error}") from error
+
+
+def _build_reader(name: str, engine: EngineConfig, calibrates: Callable[[], None]) -> ReaderCore:
     """The core of a model that reads for another one, calibrated as any.
 
     Raises `ConfigError` or `ModelError`.
     """
+    reads = METHODS[engine.filter_method].selector is not None
     settings = replace(
         engine,
+        filter_method=engine.filter_method if reads else DEFAULT_METHOD,
         filter_layer=None,
-        calibrate="auto",
+        filter_keep=engine.filter_keep if reads else None,
+        calibrate="off" if engine.calibrate == "off" else "auto",
         kv_memory_bytes=engine.reader_memory_bytes,
         cache_dir=None,
         filter_precision="model",
@@ -99,18 +115,20 @@ def _build_reader(
     reader = assemble(loaded, settings, calibration, new_core=ReaderCore)
     assert isinstance(reader, ReaderCore)
     _warn_of_guess(reader)
-    _warn_if_slow(reader, answering)
     return reader
 
 
-def _warn_if_slow(reader: Core, answering: LoadedModel) -> None:
-    """Say so if the reader's pass is more work than all layers of the model that answers."""
+def _warn_if_slow(reader: Core, answering: LoadedModel, layer: int) -> None:
+    """Say so if the reader's pass is no less work than that of the model that answers.
+
+    `layer`: where that one would end.
+    """
     window = reader.calibration.USUAL_WINDOW
-    own = reader.model.shape.filter_chunk(0, window, reader.config.filter_layer)
-    whole = answering.model.shape.prefill_chunk(0, window)
-    if own >= whole:
+    of_reader = reader.model.shape.filter_chunk(0, window, reader.config.filter_layer)
+    own = answering.model.shape.filter_chunk(0, window, layer)
+    if of_reader >= own:
         _say(
-            f"warning: the reader's pass takes {own / whole:.1f} times the work of reading with "
+            f"warning: the reader's pass takes {of_reader / own:.1f} times the work of that of "
             f"{answering.name} itself: a smaller --reader, or none, is faster"
         )
 

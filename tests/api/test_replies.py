@@ -105,7 +105,7 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
         *("protected_tokens", "added_tokens", "messages"),
-        *("window", "windows", "cached_windows", "looked_at"),
+        *("window", "windows", "cached_windows", "looked_at", "reader"),
         *("searched", "sources", "found"),
     }
     assert whole["looked_at"] == 0

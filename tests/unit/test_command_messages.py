@@ -21,7 +21,7 @@ def test_serve_says_what_it_loads_before_it_loads(
         raise ModelError("stop here")
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # serve would change it for all tests
-    monkeypatch.setattr("gemserve.calibration.search.calibrated_core.build_calibrated_core", fail)
+    monkeypatch.setattr("gemserve.calibration.search.idle_calibration.build_served_core", fail)
     assert main(["serve", "--model", "builtin", "--port", "0"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["gemserve: loading builtin …", "gemserve: stop here"]

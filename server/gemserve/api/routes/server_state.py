@@ -21,7 +21,7 @@ LEFT_OUT = frozenset(
     (
         *("host", "port", "allowed_hosts", "cors_origins", "api_key_file", "admin_key_file"),
         *("adapter_dir", "adapters", "cache_dir", "calibrate", "served_model_name", "library_dir"),
-        *("host_memory", "reader"),
+        *("host_memory", "reader", "reader_device"),
     )
 )
 LOAD = Operation(summary="How many choices wait or run?", reply=Load)

@@ -6,6 +6,8 @@ The cases are our own and stand in the folder `answer_cases`, a file for each ki
 - `meaning`, `code`, `tables`, `spoken`: the same with facts for evaluations, which no calibration
   has seen, in prose, code, tables and nine languages. Decoys have the question's words and are
   about other matters; prose has them in half of the cases, the others always;
+- `words`: facts for evaluations that are asked for in their own words; `several`: two of them that
+  one question asks for;
 - `real`: the 120 questions of `real_documents.py` about documents of this machine;
 - `languages`: nine languages; the question stands behind its document, in front of it, between two
   documents, or is an order without a question mark;
@@ -26,7 +28,9 @@ answer at all.
 All ways answer a case before the next case comes. Each answer is a line in the file `--out` at
 once; what is there for the same prompt and options is not measured again. `right` is the share of
 the expected answers that the text contains: of lists and summaries the share of what is listed, of
-all others 0 or 1. No way finds what another one has left in the document cache.
+all others 0 or 1. No way finds what another one has left in the document cache. With `--shared`
+questions about the same facts follow one another behind the same document, and a way finds what it
+has read before, so that many answers take little time. Their times then say nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +80,9 @@ from gemserve.synthetic.meaning_facts import (
     languages_of,
     meaning_facts,
 )
+from gemserve.synthetic.natural_facts import lead_in
 from gemserve.synthetic.prose import topics_sentences
+from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve.types import FilterOptions
 
 FOLDER = Path(__file__).with_name("answer_cases")
@@ -97,7 +103,8 @@ class Case:
     that the answer needs, in their order; empty if it needs everything. `filler`: what stands
     around the facts, never the same passage twice. `joint`: between two passages. `document`: a
     real document, which has no other facts and no filler. `length`: tokens of the prompt, if the
-    case has a length of its own. `earlier`: the turns before, each with the right answer.
+    case has a length of its own. `shares`: the name of the document, which other cases have, too;
+    empty: none has. `earlier`: the turns before, each with the right answer.
     """
 
     kind: str
@@ -111,6 +118,7 @@ class Case:
     joint: str = "\n\n"
     document: str = ""
     length: int | None = None
+    shares: str = ""
     place: str = "end"
     earlier: tuple[tuple[str, str], ...] = ()
     max_tokens: int = MAX_TOKENS
@@ -235,11 +243,48 @@ def meaning() -> Iterator[Case]:
             yield _by_meaning(prose, index, label, has_decoys=has_decoys)
 
 
+def words() -> Iterator[Case]:
+    """Facts of one relation, each asked for in its own words."""
+    yield from _in_own_words("words", 1)
+
+
+def several() -> Iterator[Case]:
+    yield from _in_own_words("several", 2)
+
+
+def _in_own_words(kind: str, count: int) -> Iterator[Case]:
+    """The questions ask for `count` of the facts that a document has."""
+    size = OTHERS + 1
+    for number, relation in enumerate(EVALUATION):
+        document = f"{kind} document {number + 1}"
+        rng = Random(document)
+        subjects, values = rng.sample(relation.subjects, size), rng.sample(relation.values, size)
+        facts = [
+            rng.choice(relation.statements).format(s=subject, v=value)
+            for subject, value in zip(subjects, values, strict=True)
+        ]
+        form = rng.choice(relation.questions)
+        for index in range(size):
+            asked = [(index + i) % size for i in range(count)]
+            first, *rest = (form.format(s=subjects[i]).removesuffix("?") for i in asked)
+            yield Case(
+                kind=kind,
+                name=f"{kind} {number + 1}.{index + 1}",
+                labels={},
+                question=", ".join([first, *(lead_in("and ", each) for each in rest)]) + "?",
+                answers=tuple((values[i],) for i in asked),
+                facts=tuple(facts),
+                gold=tuple(facts[i] for i in sorted(asked)),
+                filler=partial(draw_notes, read_file("languages")["English"], document),
+                shares=document,
+            )
+
+
 def code() -> Iterator[Case]:
     functions = [fact for fact in meaning_facts("evaluation") if fact.kind == "code"]
     for index in range(len(functions)):
         case = _by_meaning(functions, index, "code", has_decoys=True)
-        filler = partial(_shuffled, stdlib_functions(), case.name)
+        filler = partial(_shuffled, stdlib_functions(), case.shares)
         yield replace(case, kind="code", filler=filler, joint="\n\n\n")
 
 
@@ -250,13 +295,13 @@ def tables() -> Iterator[Case]:
 
 
 def spoken() -> Iterator[Case]:
-    """Each document has all facts and decoys of its language, and the filler that it has."""
+    """Facts and decoys of one language, in notes of its filler."""
     for place in ("end", "front"):
         for language in languages_of("evaluation"):
             facts = facts_in(language, "evaluation")
             for index in range(len(facts)):
                 case = _by_meaning(facts, index, language, has_decoys=True)
-                filler = partial(_shuffled, filler_in(language), case.name)
+                filler = partial(_notes_of, filler_in(language), case.shares)
                 labels = {"language": language, "place": place}
                 yield replace(
                     case,
@@ -269,28 +314,39 @@ def spoken() -> Iterator[Case]:
 
 
 def _by_meaning(facts: Sequence[MeaningFact], index: int, label: str, *, has_decoys: bool) -> Case:
-    """The question about one fact, which stands among others of its sort."""
-    asked = facts[index]
-    chosen = [facts[(index + i) % len(facts)] for i in range(OTHERS + 1)]
+    """The question about one fact, which stands among others of its sort.
+
+    A document has `OTHERS` + 1 facts, and as many questions.
+    """
+    asked, number = facts[index], index // (OTHERS + 1)
+    start = number * (OTHERS + 1)
+    chosen = [facts[(start + i) % len(facts)] for i in range(OTHERS + 1)]
     texts = [fact.fact for fact in chosen]
     if has_decoys:
         texts += [fact.decoy for fact in chosen]
-    name = f"{label} {index + 1}"
-    Random(name).shuffle(texts)
+    document = f"{label} document {number + 1}"
+    Random(document).shuffle(texts)
     return Case(
         kind="meaning",
-        name=name,
+        name=f"{label} {index + 1}",
         labels={"sort": label},
         question=asked.question,
         answers=((asked.answer,),),
         facts=tuple(texts),
         gold=(asked.gold,),
-        filler=partial(draw_notes, read_file("languages")["English"], name),
+        filler=partial(draw_notes, read_file("languages")["English"], document),
+        shares=document,
     )
 
 
 def _shuffled(passages: Sequence[str], name: str) -> Iterator[str]:
     yield from Random(name).sample(passages, len(passages))
+
+
+def _notes_of(sentences: Sequence[str], name: str) -> Iterator[str]:
+    """Notes of three of the sentences each, none of them twice."""
+    rng = Random(name)
+    return _distinct(" ".join(rng.sample(sentences, 3)) for _ in cycle([None]))
 
 
 def real_questions() -> Iterator[Case]:
@@ -452,6 +508,8 @@ OUTSIDE = dict(CHOSEN_OUTSIDE)  # what chooses outside of the engine
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "other_words": other_words,
     "meaning": meaning,
+    "words": words,
+    "several": several,
     "code": code,
     "tables": tables,
     "spoken": spoken,
@@ -532,8 +590,11 @@ def ask(llm: LLM, case: Case, length: int, way: Way) -> Asked:
     return Asked(case, prompt, gold, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def measure(llm: LLM, asked: Asked, way: Way) -> dict[str, Any]:
-    """The answer and its figures. If the server would refuse the prompt, only the reason."""
+def measure(llm: LLM, asked: Asked, way: Way, *, is_shared: bool) -> dict[str, Any]:
+    """The answer and its figures. If the server would refuse the prompt, only the reason.
+
+    `is_shared`: cases of one document may find what the way has read of it.
+    """
     case, prompt, num_tokens = asked.case, asked.prompt, len(asked.prompt.ids)
     options, chosen_s = way.options, 0.0
     kept: Sequence[tuple[int, int]] | None = ((0, num_tokens),)
@@ -546,7 +607,8 @@ def measure(llm: LLM, asked: Asked, way: Way) -> dict[str, Any]:
     if way.method:
         options = FilterOptions(method="none")
     try:
-        made = answer(llm.core, prompt, options, case.max_tokens, f"{case.name} {way.name}")
+        document = case.shares if is_shared and case.shares else case.name
+        made = answer(llm.core, prompt, options, case.max_tokens, f"{document} {way.name}")
     except RequestError as error:
         return {"impossible": str(error)}
     report = made.report
@@ -657,6 +719,16 @@ def pick(cases: Sequence[Case], samples: int | None) -> list[Case]:
     return [cases[int((i + 0.5) * len(cases) / samples)] for i in range(samples)]
 
 
+def pick_documents(cases: Sequence[Case], samples: int | None) -> list[Case]:
+    """About as many, but all cases of a document or none."""
+    documents: dict[str, list[Case]] = {}
+    for case in cases:
+        documents.setdefault(case.shares or case.name, []).append(case)
+    count = None if samples is None else max(1, round(samples * len(documents) / len(cases)))
+    firsts = pick([some[0] for some in documents.values()], count)
+    return [case for first in firsts for case in documents[first.shares or first.name]]
+
+
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.embedding is not None:
@@ -674,11 +746,12 @@ def main() -> None:
     finished = [] if arguments.out is None else read_runs(arguments.out)
     finished = [row for row in finished if "impossible" not in row]  # they are tried again
     rows: list[dict[str, Any]] = []
+    choose = pick_documents if arguments.shared else pick
     for kind in kinds:
-        for case in pick(list(KINDS[kind]()), arguments.samples):
+        for case in choose(list(KINDS[kind]()), arguments.samples):
             for way in ways:
                 asked = ask(llm, case, arguments.length, way)
-                key = {
+                key: dict[str, Any] = {
                     "kind": kind,
                     "case": case.name,
                     "way": way.name,
@@ -687,10 +760,16 @@ def main() -> None:
                     "model": arguments.model,
                     "digest": asked.digest,
                 }
+                if arguments.shared:
+                    key["shared"] = True
                 row = find_run(finished, key)
                 if row is None:
                     results.note(f"{case.name} {way.name}")
-                    row = key | {"labels": dict(case.labels)} | measure(llm, asked, way)
+                    row = (
+                        key
+                        | {"labels": dict(case.labels)}
+                        | measure(llm, asked, way, is_shared=arguments.shared)
+                    )
                     if arguments.out is not None:
                         append_run(arguments.out, row)
                     if not arguments.json:
@@ -717,6 +796,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reader", help="a model that reads for it, as of `serve`")
     parser.add_argument("--draft", help="a model whose answer's attention chooses")
     parser.add_argument("--embedding", type=Path, help="folder of an embedding model")
+    parser.add_argument(
+        "--shared", action="store_true", help="questions about one document find what was read"
+    )
     parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
     parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")
     parser.add_argument("--json", action="store_true", help="only the result line")

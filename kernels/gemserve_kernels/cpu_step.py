@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from gemserve_kernels.blocks import BlockWeight
 from gemserve_kernels.kv_table import KVTable
 from gemserve_kernels.native_library import CannotCompile, open_library
 
@@ -21,7 +22,7 @@ MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
 ACTIVATIONS = ("silu", "gelu_tanh")
 _BLOCK = (64, 32)  # outputs and inputs of a block of a packed matrix
 _LEAST_UNIT = 16  # outputs of a turned matrix are a multiple of it
-_PLAIN, _PLAIN_HALF, _PACKED, _TURNED, _TURNED_HALF = range(5)
+_PLAIN, _PLAIN_HALF, _PACKED, _TURNED, _TURNED_HALF, _IN_BLOCKS = range(6)
 _NORMS = (
     *("input_norm", "query_norm", "key_norm", "queries_norm", "keys_norm"),
     *("attended_norm", "output_norm", "fed_norm"),
@@ -96,7 +97,7 @@ _STRUCTURES = (_Model, _Layer, _Step, _Experts, _Terms, _LayerTerms)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A linear layer's weight: [outs, ins] in float32 or bfloat16, or bfloat16 as oneDNN packs it.
+    """A linear layer's weight [outs, ins]: in float32, bfloat16, as oneDNN packs it, or in blocks.
 
     `outs`: the number of outputs. `first`: the first of them, if several matrices are in one.
     `bias`: [outs] or None.
@@ -384,6 +385,8 @@ class CpuStep:
     def _matrix(self, linear: LinearWeight, ins: int) -> _Matrix:
         weight = linear.weight
         bias = None if linear.bias is None else linear.bias[linear.first :][: linear.outs]
+        if isinstance(weight, BlockWeight):
+            return self._in_blocks(weight, linear.first, linear.outs, bias)
         if not weight.is_mkldnn:
             return self._plain(weight[linear.first :][: linear.outs], bias, linear.outs)
         shape = tuple(weight.shape)
@@ -398,6 +401,15 @@ class CpuStep:
             bias=self._vector(bias),
             outs=linear.outs,
             layout=_PACKED,
+        )
+
+    def _in_blocks(
+        self, weight: BlockWeight, first: int, outs: int, bias: torch.Tensor | None
+    ) -> _Matrix:
+        struct = weight.blocks.struct(first, outs)
+        self._kept += [weight.blocks, struct]
+        return _Matrix(
+            data=ctypes.addressof(struct), bias=self._vector(bias), outs=outs, layout=_IN_BLOCKS
         )
 
     def _plain(

@@ -62,7 +62,7 @@ class ModelConfig:
     checkpoint's own, but on a CPU float32 unless the checkpoint has bfloat16 and the CPU multiplies
     that faster (`model.bfloat16_speed`). `attention_backend`: one of `ATTENTION_BACKENDS`.
     `chat_template`: a file, a name, or "none"; None: the checkpoint's own. See
-    `model.chosen_chat_template`.
+    `model.chosen_chat_template`. `weights` auto: on a CPU, blocks of a GGUF file stay as they are.
     """
 
     model: str = "builtin"
@@ -72,6 +72,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     attention_backend: str = "auto"
     chat_template: str | None = None
+    weights: Literal["auto", "dense"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

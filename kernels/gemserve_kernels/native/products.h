@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "blocks.h"
 #include "vectors.h"
 
 // Rows whose sums fit into the registers together.
@@ -22,8 +23,8 @@ constexpr int BLOCK = 64;  // outputs of a block of a packed matrix, and most th
 constexpr int LEAST_UNIT = 16;
 
 // PLAIN: float32 [outs, ins]; PLAIN_HALF: the same in bfloat16. PACKED: bfloat16
-// [outs / BLOCK][ins / 2][BLOCK][2]. TURNED, TURNED_HALF: [ins, outs].
-enum Layout : int64_t { PLAIN, PLAIN_HALF, PACKED, TURNED, TURNED_HALF };
+// [outs / BLOCK][ins / 2][BLOCK][2]. TURNED, TURNED_HALF: [ins, outs]. IN_BLOCKS: a `BlockMatrix`.
+enum Layout : int64_t { PLAIN, PLAIN_HALF, PACKED, TURNED, TURNED_HALF, IN_BLOCKS };
 struct Matrix {
     const void *data;
     const float *bias;
@@ -33,6 +34,28 @@ struct Matrix {
 // A pass over weights: it brings the `pass`-th of `passes` parts of the next ones into the cache.
 struct Pass {
     int64_t pass, passes;
+};
+
+// The rows [rows, ins] that a product takes. A thread has its own, and its own `room` for their bytes.
+class Given {
+  public:
+    const float *const x;
+    const int64_t rows, ins;
+    Given(const float *x, int64_t rows, int64_t ins, ByteRows *room)
+        : x(x), rows(rows), ins(ins), room(room) {}
+
+    const ByteRows &as_bytes() const {
+        if (!is_ready) {
+            room->make_room(rows, ins);
+            for (int64_t r = 0; r < rows; r++) room->take(r, x + r * ins);
+            is_ready = true;
+        }
+        return *room;
+    }
+
+  private:
+    ByteRows *room;
+    mutable bool is_ready = false;
 };
 
 // R rows times O outputs of a plain matrix: `out` [R, BLOCK].
@@ -176,11 +199,22 @@ static void turned_unit(int64_t rows, const Matrix &m, int64_t ins, int64_t firs
     }
 }
 
+static void blocks_unit(const Given &given, const Matrix &m, int64_t first, int64_t count, float *out) {
+    const BlockMatrix &blocks = *static_cast<const BlockMatrix *>(m.data);
+    with_format(blocks.format, [&](auto format) {
+        for (int64_t o = 0; o < count; o += TILE)
+            tile_products<format>(blocks, (first + o) / TILE, given.as_bytes(), given.rows, out + o,
+                                  BLOCK);
+    });
+}
+
 // Products of all rows with `size` outputs of a matrix from `first` on: `out` [rows, BLOCK].
-static void product(int64_t rows, const Matrix &m, int64_t ins, int64_t first, int64_t size,
-                    const float *x, float *out) {
-    const int64_t count = std::min(size, m.outs - first);
-    if (m.layout == PACKED) {
+static void product(const Given &given, const Matrix &m, int64_t first, int64_t size, float *out) {
+    const int64_t count = std::min(size, m.outs - first), rows = given.rows, ins = given.ins;
+    const float *x = given.x;
+    if (m.layout == IN_BLOCKS) {
+        blocks_unit(given, m, first, count, out);
+    } else if (m.layout == PACKED) {
         auto *const act = size == BLOCK       ? packed_unit<BLOCK>
                           : size == BLOCK / 2 ? packed_unit<BLOCK / 2>
                                               : packed_unit<LEAST_UNIT>;

@@ -55,6 +55,11 @@ struct Step {
     float *logits;
     const Terms *const *terms;
 };
+// A thread's: `outs` [2, rows, BLOCK] of a unit, and a product's rows as bytes.
+struct Room {
+    std::vector<float> outs;
+    ByteRows bytes;
+};
 constexpr int64_t NOWHERE = -1;  // in place of a layer: a matrix to which no adapter adds anything
 // Keys `low` … `high` − 1 of one row and key head, or of its adapter's prefix. The last task of a
 // row's own keys also stores the newest key.
@@ -102,24 +107,25 @@ template <typename T> class Runner {
     void run() {
 #pragma omp parallel num_threads(s.threads)
         {
-            std::vector<float> normed(s.rows * m.hidden), room(2 * s.rows * BLOCK);
+            std::vector<float> normed(s.rows * m.hidden);
+            Room room{std::vector<float>(2 * s.rows * BLOCK), {}};
             for (int64_t index = 0; index < m.layers; index++) {
                 const Layer &layer = m.layer[index];
                 if (has_shifts) shift_rows(index);
                 norm_rows(layer.input_norm, normed);
-                project(layer, index, normed.data(), room.data());
+                project(layer, index, normed.data(), room);
                 attention(layer, index);
                 if (most_rank) reduce_rows(index, OUT, OUT, mixed.data(), queries);
-                add(index, OUT, queries, mixed.data(), room.data(), layer.attended_norm);
+                add(index, OUT, queries, mixed.data(), room, layer.attended_norm);
                 norm_rows(layer.output_norm, normed);
                 if (layer.experts)
-                    feed_experts(layer, normed.data(), room.data());
+                    feed_experts(layer, normed.data(), room);
                 else
-                    feed(layer, index, normed.data(), room.data());
+                    feed(layer, index, normed.data(), room);
             }
             norm_rows(m.norm, normed);
             if (most_rank) reduce_rows(m.layers, QUERY, QUERY, normed.data(), m.hidden);
-            put_all(m.head, m.layers, QUERY, m.hidden, normed.data(), room.data(), s.logits, false);
+            put_all(m.head, m.layers, QUERY, m.hidden, normed.data(), room, s.logits, false);
         }
     }
 
@@ -193,9 +199,9 @@ template <typename T> class Runner {
     }
 
     // Products of all rows with outputs `first` … of a matrix: `out` [rows, BLOCK].
-    void multiply(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, int64_t first,
-                  int64_t size, const float *x, float *out) {
-        product(s.rows, matrix, ins, first, size, x, out);
+    void multiply(const Matrix &matrix, int64_t index, int64_t slot, int64_t first, int64_t size,
+                  const Given &x, float *out) {
+        product(x, matrix, first, size, out);
         if (!most_rank) return;
         const int64_t count = std::min(size, matrix.outs - first);
         for (int64_t row = 0; row < s.rows; row++)
@@ -205,13 +211,13 @@ template <typename T> class Runner {
     }
 
     // The same for the outputs of a unit, put at `to` [rows, step] or added to it.
-    void put(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, int64_t unit,
-             int64_t size, const float *x, float *room, float *to, int64_t step, bool is_added) {
+    void put(const Matrix &matrix, int64_t index, int64_t slot, int64_t unit, int64_t size,
+             const Given &x, Room &room, float *to, int64_t step, bool is_added) {
         const int64_t first = unit * size, count = std::min(size, matrix.outs - first);
-        multiply(matrix, index, slot, ins, first, size, x, room);
+        multiply(matrix, index, slot, first, size, x, room.outs.data());
         for (int64_t r = 0; r < s.rows; r++) {
             float *target = to + r * step + first;
-            const float *from = room + r * BLOCK;
+            const float *from = &room.outs[r * BLOCK];
             for (int64_t o = 0; o < count; o++)
                 target[o] = is_added ? target[o] + float(m.residual) * from[o] : from[o];
         }
@@ -219,15 +225,16 @@ template <typename T> class Runner {
 
     // The threads share the units of a matrix, whose outputs are all that a row of `to` has.
     void put_all(const Matrix &matrix, int64_t index, int64_t slot, int64_t ins, const float *x,
-                 float *room, float *to, bool is_added) {
+                 Room &room, float *to, bool is_added) {
         const int64_t size = unit_size(matrix.outs, s.threads), count = units(matrix.outs, size);
+        const Given given(x, s.rows, ins, &room.bytes);
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < count; u++)
-            put(matrix, index, slot, ins, u, size, x, room, to, matrix.outs, is_added);
+            put(matrix, index, slot, u, size, given, room, to, matrix.outs, is_added);
     }
 
     // Adds what a matrix of a layer makes of `x` to the rows.
-    void add(int64_t index, Slot slot, int64_t ins, const float *x, float *room,
+    void add(int64_t index, Slot slot, int64_t ins, const float *x, Room &room,
              const float *weight) {
         const Matrix &matrix = m.layer[index].of[slot];
         put_all(matrix, index, slot, ins, x, room, weight ? branch.data() : s.hidden, !weight);
@@ -243,17 +250,17 @@ template <typename T> class Runner {
         }
     }
 
-    void project(const Layer &layer, int64_t index, const float *x, float *room) {
+    void project(const Layer &layer, int64_t index, const float *x, Room &room) {
         if (most_rank) reduce_rows(index, QUERY, VALUE, x, m.hidden);
         const int64_t step = queries + 2 * keys, size = unit_size(step, s.threads);
         const int64_t q = units(queries, size), k = units(keys, size), total = q + 2 * k;
+        const Given given(x, s.rows, m.hidden, &room.bytes);
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < total; u++) {
             const int which = u < q ? QUERY : u < q + k ? KEY : VALUE;
             const int64_t unit = u - (which > QUERY ? q : 0) - (which > KEY ? k : 0);
             const int64_t start = (which > QUERY ? queries : 0) + (which > KEY ? keys : 0);
-            put(layer.of[which], index, which, m.hidden, unit, size, x, room, &qkv[start], step,
-                false);
+            put(layer.of[which], index, which, unit, size, given, room, &qkv[start], step, false);
         }
         if (!layer.queries_norm) return;
 #pragma omp for schedule(static)
@@ -264,16 +271,17 @@ template <typename T> class Runner {
         }
     }
 
-    void feed(const Layer &layer, int64_t index, const float *x, float *room) {
+    void feed(const Layer &layer, int64_t index, const float *x, Room &room) {
         const int64_t size = unit_size(m.inner, s.threads), count = units(m.inner, size);
-        float *other = room + s.rows * BLOCK;
+        float *own = room.outs.data(), *other = own + s.rows * BLOCK;
+        const Given given(x, s.rows, m.hidden, &room.bytes);
         if (most_rank) reduce_rows(index, GATE, UP, x, m.hidden);
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < count; u++) {
             const int64_t first = u * size, some = std::min(size, m.inner - first);
-            multiply(layer.of[GATE], index, GATE, m.hidden, first, size, x, room);
-            multiply(layer.of[UP], index, UP, m.hidden, first, size, x, other);
-            gate(s.rows, room, other, some, &inner[first], m.inner);
+            multiply(layer.of[GATE], index, GATE, first, size, given, own);
+            multiply(layer.of[UP], index, UP, first, size, given, other);
+            gate(s.rows, own, other, some, &inner[first], m.inner);
         }
         if (most_rank) reduce_rows(index, DOWN, DOWN, inner.data(), m.inner);
         add(index, DOWN, m.inner, inner.data(), room, layer.fed_norm);
@@ -288,7 +296,7 @@ template <typename T> class Runner {
             }
     }
 
-    void feed_experts(const Layer &layer, const float *x, float *room) {
+    void feed_experts(const Layer &layer, const float *x, Room &room) {
         const Experts &e = *layer.experts;
         put_all(e.router, NOWHERE, QUERY, m.hidden, x, room, routed.data(), false);
 #pragma omp single
@@ -306,10 +314,11 @@ template <typename T> class Runner {
         for (int64_t i = 0; i < hit * all; i++) {
             const int64_t p = routing.first[i / all], rows = routing.first[i / all + 1] - p;
             const int64_t first = i % all * BLOCK, count = std::min<int64_t>(BLOCK, m.hidden - first);
-            product(rows, of_expert(e.down, routing.expert[p], e.inner), e.inner, first, BLOCK,
-                    &expert_inner[p * e.inner], room);
+            const Given given(&expert_inner[p * e.inner], rows, e.inner, nullptr);
+            product(given, of_expert(e.down, routing.expert[p], e.inner), first, BLOCK,
+                    room.outs.data());
             for (int64_t r = 0; r < rows; r++)
-                std::copy_n(room + r * BLOCK, count, &expert_out[(p + r) * m.hidden + first]);
+                std::copy_n(&room.outs[r * BLOCK], count, &expert_out[(p + r) * m.hidden + first]);
         }
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < s.rows; r++) {
@@ -325,22 +334,23 @@ template <typename T> class Runner {
     }
 
     // Inner numbers `first` … `first` + `count` − 1 of one expert, of those that have rows.
-    void feed_expert(const Experts &e, int64_t which, int64_t first, int64_t count, float *room) {
+    void feed_expert(const Experts &e, int64_t which, int64_t first, int64_t count, Room &room) {
         const int64_t p = routing.first[which], rows = routing.first[which + 1] - p;
         const Matrix both = of_expert(e.gate_up, routing.expert[p], m.hidden);
-        const float *x = &gathered[p * m.hidden];
-        float *to = &expert_inner[p * e.inner + first], *other = room + s.rows * BLOCK;
+        const Given given(&gathered[p * m.hidden], rows, m.hidden, nullptr);
+        float *to = &expert_inner[p * e.inner + first];
+        float *own = room.outs.data(), *other = own + s.rows * BLOCK;
         if (e.limit == 0) {
-            product(rows, both, m.hidden, first, BLOCK / 2, x, room);
-            product(rows, both, m.hidden, e.inner + first, BLOCK / 2, x, other);
-            return gate(rows, room, other, count, to, e.inner);
+            product(given, both, first, BLOCK / 2, own);
+            product(given, both, e.inner + first, BLOCK / 2, other);
+            return gate(rows, own, other, count, to, e.inner);
         }
-        product(rows, both, m.hidden, 2 * first, BLOCK, x, room);
+        product(given, both, 2 * first, BLOCK, own);
         const float most = float(e.limit), alpha = float(e.alpha);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t o = 0; o < count; o++) {
-                const float given = room[r * BLOCK + 2 * o], up = room[r * BLOCK + 2 * o + 1];
-                const float gate = std::min(given, most), factor = std::max(-most, std::min(up, most));
+                const float taken = own[r * BLOCK + 2 * o], up = own[r * BLOCK + 2 * o + 1];
+                const float gate = std::min(taken, most), factor = std::max(-most, std::min(up, most));
                 to[r * e.inner + o] = (factor + 1.0f) * (gate / (1.0f + std::exp(-alpha * gate)));
             }
     }

@@ -115,6 +115,67 @@ static inline void store_kv(uint16_t *to, float value) {
     *to = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// float16 numbers as float32
+static inline vec load_half(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#else
+    vec wide = {};
+    for (int i = 0; i < LANES; i++) {
+        uint16_t half;
+        std::memcpy(&half, from + 2 * i, 2);
+        const uint32_t sign = uint32_t(half & 0x8000) << 16, rest = half & 0x7fff;
+        uint32_t bits = rest >= 0x7c00 ? 0x7f800000 | (rest & 0x3ff) << 13 : (rest + 0x1c000) << 13;
+        float number;
+        std::memcpy(&number, &bits, 4);
+        if (rest < 0x400) number = std::ldexp(float(rest), -24);
+        wide[i] = sign ? -number : number;
+    }
+    return wide;
+#endif
+}
+
+// Bytes as float32, without and with a sign
+static inline vec load_bytes(const uint8_t *from) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from));
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+#else
+    vec wide;
+    for (int i = 0; i < LANES; i++) wide[i] = float(from[i]);
+    return wide;
+#endif
+}
+static inline vec load_signed(const uint8_t *from) {
+    const vec wide = load_bytes(from);
+    return wide > 127.0f ? wide - 256.0f : wide;
+}
+
+// Whole numbers from −128 to 127 as bytes
+static inline void store_bytes(int8_t *to, vec whole) {
+#if defined(__AVX512F__)
+    const __m512i numbers = _mm512_cvtps_epi32((__m512)whole);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtepi32_epi8(numbers));
+#else
+    for (int i = 0; i < LANES; i++) to[i] = int8_t(whole[i]);
+#endif
+}
+
+static inline float most_of(vec value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float most = value[0];
+    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
+    return most;
+#endif
+}
+
 // cap · tanh(x / cap)
 static inline vec capped(vec x, float cap) {
     return cap - 2.0f * cap / (1.0f + exponential(x * (2.0f / cap)));

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
-    loaded = load(model)
+    loaded = load(replace(model, weights="dense"))  # blocks have no gradients
     check_adaptable(loaded.model)
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:

@@ -188,6 +188,12 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         "a file of Jinja, chatml, plain, one of several that the model has, or none",
         "the model's own",
     ),
+    Option(
+        "--weights",
+        "weights",
+        choice("auto", "dense"),
+        "auto: blocks of a GGUF file stay as they are on a CPU; dense: all are dequantised",
+    ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", read_method, "default filter method"),

@@ -6,8 +6,11 @@ import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from gemserve.errors import shown
 from gemserve.model.causal_model import CausalModel
+from gemserve_kernels.blocks import BlockWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +65,11 @@ def hash_weights(hf: Any, *, rounded: bool = False) -> str:
         weight = parameter.to_dense() if parameter.is_mkldnn else parameter  # packed for the CPU
         if hasattr(weight, "full_tensor"):  # a part of it; all ranks put theirs together
             weight = weight.full_tensor()
-        numbers = weight.detach().flatten()
-        some = numbers[:: max(1, len(numbers) // 64)]
+        step = max(1, weight.numel() // 64)
+        if isinstance(weight, BlockWeight):
+            some = weight.numbers_at(torch.arange(0, weight.numel(), step))
+        else:
+            some = weight.detach().flatten()[::step]
         if rounded:
             some = some.bfloat16()
         digest.update(f"{name} {tuple(parameter.shape)}".encode())

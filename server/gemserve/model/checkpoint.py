@@ -39,10 +39,14 @@ class Checkpoint(Protocol):
 
     def load_tokenizer(self) -> Any: ...
 
-    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
+    def load_weights(
+        self, dtype: torch.dtype, num_ranks: int = 1, *, in_blocks: bool = False
+    ) -> Any:
         """A transformers model on the host. All of its weights have `dtype`.
 
-        With several ranks it is this process's part of one, on the process's device.
+        With several ranks it is this process's part of one, on the process's device. `in_blocks`:
+        quantised weights stay as they are where the checkpoint has them in blocks that products
+        read (`gemserve_kernels.blocks`).
         """
 
 
@@ -61,9 +65,15 @@ class GgufCheckpoint:
     def load_tokenizer(self) -> Any:
         return load_tokenizer(self._file)
 
-    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
+    def load_weights(
+        self, dtype: torch.dtype, num_ranks: int = 1, *, in_blocks: bool = False
+    ) -> Any:
         assert num_ranks == 1, "refused by `loader.check_ranks`"
-        return gguf.load_weights(self._file, self.config, dtype)
+        return gguf.load_weights(self._file, self.config, dtype, in_blocks=in_blocks)
+
+    def plan_blocks(self, empty: Any) -> None:
+        """Note at a model on the meta device what its weights take in blocks."""
+        gguf.plan_blocks(self._file, empty)
 
 
 class HubCheckpoint:
@@ -94,7 +104,9 @@ class HubCheckpoint:
 
         return AutoTokenizer.from_pretrained(self.source, **self._options)
 
-    def load_weights(self, dtype: torch.dtype, num_ranks: int = 1) -> Any:
+    def load_weights(
+        self, dtype: torch.dtype, num_ranks: int = 1, *, in_blocks: bool = False
+    ) -> Any:
         from transformers import AutoModelForCausalLM
 
         options: dict[str, Any] = dict(self._options)

@@ -6,6 +6,7 @@ comparison needs little memory beside the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from gemserve.model.shape import layers_of, list_name
 from gemserve.model.shared_tree import shared_tree
+from gemserve_kernels.blocks import BlockWeight
 
 _ROWS = 4096  # of a large matrix that are converted at once
 _HALF = (torch.bfloat16, torch.float16)
@@ -73,7 +75,10 @@ def float32_tree(model: Any, path: tuple[str, ...], num_layers: int) -> Any:
 def _convert(module: nn.Module) -> None:
     """Replace a module's own numbers of half precision."""
     for name, parameter in module._parameters.items():
-        if parameter is not None and parameter.dtype in _HALF:
+        if isinstance(parameter, BlockWeight):
+            numbers = parameter.blocks.numbers(torch.float32)
+            module._parameters[name] = nn.Parameter(numbers, requires_grad=False)
+        elif parameter is not None and parameter.dtype in _HALF:
             module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.dtype in _HALF:
@@ -99,7 +104,9 @@ class _Float32Product:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         weight, bias = self._module.weight, self._module.bias
-        parts = [functional.linear(states, some.float()) for some in weight.split(_ROWS)]
+        pieces: Iterable[torch.Tensor]
+        pieces = weight.pieces(_ROWS) if isinstance(weight, BlockWeight) else weight.split(_ROWS)
+        parts = [functional.linear(states, some.float()) for some in pieces]
         out = torch.cat(parts, dim=-1)
         return out if bias is None else out + bias.float()
 

@@ -1,4 +1,7 @@
-"""Loads a model from one GGUF file: its config, and its weights as ordinary tensors."""
+"""Loads a model from one GGUF file: its config, and its weights.
+
+They are ordinary tensors, or stay in the file's blocks where products read those.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import torch
 from gemserve.errors import ModelError, shown
 from gemserve.model.gguf_families import family_of, settings_of
 from gemserve.model.gguf_file import GgufFile, GgufTensor
+from gemserve_kernels.blocks import BlockFormat, Blocks, BlockWeight, format_of, stored_bytes
 
 log = logging.getLogger("gemserve.loading")
 
@@ -141,8 +145,10 @@ def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
         raise ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
 
 
-def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
-    """A transformers model on the host. Its parameters are ordinary tensors of `dtype`.
+def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: bool) -> Any:
+    """A transformers model on the host. Its parameters have `dtype`.
+
+    `in_blocks`: matrices of linear layers and embeddings stay in the file's blocks.
 
     Raises `ModelError` if the file lacks a parameter of its architecture or has other tensors.
     """
@@ -150,7 +156,7 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
 
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    weights = _state_dict(file, empty, dtype)
+    weights, blocks = _state_dict(file, empty, dtype, in_blocks)
     model, info = type(empty).from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
     )
@@ -158,24 +164,65 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
         raise ModelError(
             f"{file.path}: has no weights for {', '.join(sorted(info['missing_keys']))}"
         )
+    _put_blocks(model, blocks, dtype)
     assert all(parameter.dtype == dtype for parameter in model.parameters())
-    _log_sizes(file, model, dtype)
+    _log_sizes(file, model, dtype, len(blocks))
     return model
 
 
-def _log_sizes(file: GgufFile, model: Any, dtype: torch.dtype) -> None:
+def _put_blocks(model: Any, blocks: dict[str, Blocks], dtype: torch.dtype) -> None:
+    """Put them in the place of parameters that are still empty, where others share them, too."""
+    found = {
+        id(model.get_parameter(name)): torch.nn.Parameter(
+            BlockWeight(matrix, dtype), requires_grad=False
+        )
+        for name, matrix in blocks.items()
+    }
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in found:
+                module._parameters[name] = found[id(parameter)]
+
+
+def plan_blocks(file: GgufFile, empty: Any) -> None:
+    """Note what matrices of a model on the meta device take if they stay in blocks."""
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    for name, full in _names(file, empty):
+        kind = _kind_of(tensors.get(name), empty, full)
+        if kind is not None:
+            weight: Any = empty.get_parameter(full)
+            weight.stored_bytes = stored_bytes(kind, *weight.shape)
+
+
+def _kind_of(tensor: GgufTensor | None, empty: Any, full: str) -> BlockFormat | None:
+    """The blocks in which a parameter can stay, or None."""
+    module = empty.get_submodule(full.rpartition(".")[0])
+    if tensor is None or not full.endswith(".weight"):
+        return None
+    if type(module) is not torch.nn.Linear and not isinstance(module, torch.nn.Embedding):
+        return None
+    kind = format_of(tensor.type_id)
+    return None if kind is None or module.weight.shape[1] % kind.inputs else kind
+
+
+def _log_sizes(file: GgufFile, model: Any, dtype: torch.dtype, num_blocks: int) -> None:
     types = ", ".join(f"{count} {name}" for name, count in file.types().items())
+    kept = f"{num_blocks} in the file's blocks and the others " if num_blocks else ""
     log.info(
-        "%s: tensors %s, dequantised to %s: %s bytes in memory, %s in the file",
+        "%s: tensors %s, %sdequantised to %s: %s bytes in memory, %s in the file",
         file.path,
         types,
+        kept,
         str(dtype).removeprefix("torch."),
-        f"{sum(parameter.nbytes for parameter in model.parameters()):,}",
+        f"{sum(getattr(p, 'stored_bytes', p.nbytes) for p in model.parameters()):,}",
         f"{file.path.stat().st_size:,}",
     )
 
 
-def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _state_dict(
+    file: GgufFile, empty: Any, dtype: torch.dtype, in_blocks: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, Blocks]]:
+    """The parameters. Those that stay in blocks are apart, and have no memory here."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     names = dict(_names(file, empty))
@@ -192,8 +239,13 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
     for name, full in names.items():
         if name in tensors:
             parts.setdefault(full, []).append(tensors[name])
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
+    blocks: dict[str, Blocks] = {}
     for full, some in parts.items():
+        if in_blocks and (matrix := _blocks(file, some, empty, full, processor)) is not None:
+            blocks[full] = matrix
+            weights[full] = torch.zeros((), dtype=dtype).expand(matrix.outs, matrix.ins)
+            continue
         read = [
             torch.from_numpy(
                 processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
@@ -201,7 +253,36 @@ def _state_dict(file: GgufFile, empty: Any, dtype: torch.dtype) -> dict[str, tor
             for tensor in some
         ]
         weights[full] = (read[0] if len(read) == 1 else torch.cat(read, 1)).contiguous()
-    return weights
+    return weights, blocks
+
+
+def _blocks(
+    file: GgufFile, tensors: list[GgufTensor], empty: Any, full: str, processor: Any
+) -> Blocks | None:
+    """A parameter's matrix in blocks, or None if it cannot stay so."""
+    kind = _kind_of(tensors[0], empty, full)
+    if kind is None or len(tensors) > 1:
+        return None
+    outs, ins = empty.get_parameter(full).shape
+    order = _order_of_rows(tensors[0].name, outs, processor)
+    if order is None:
+        return None
+    raw = torch.from_numpy(_bytes_of(file, tensors[0])).view(outs, -1)
+    if not torch.equal(order, torch.arange(outs)):
+        raw = raw[order]
+    return Blocks(kind, raw, outs, ins)
+
+
+def _order_of_rows(name: str, outs: int, processor: Any) -> torch.Tensor | None:
+    """How a tensor's rows are put back into order. None: something else is done to it."""
+    rows = torch.arange(outs, dtype=torch.float32)[:, None].repeat(1, 2)
+    try:
+        found = torch.from_numpy(processor.process(rows.numpy(), name).weights)
+    except Exception:  # it wants other columns
+        return None
+    if found.shape != rows.shape or not torch.equal(found.sort(dim=0).values, rows):
+        return None
+    return found[:, 0].long()
 
 
 def _check_shapes(file: GgufFile, empty: Any, names: dict[str, str]) -> None:
@@ -248,10 +329,9 @@ def _names(file: GgufFile, model: Any) -> Iterator[tuple[str, str]]:
 
 def _dequantised(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
     """The tensor's values in float32."""
-    import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-    raw = np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    raw = _bytes_of(file, tensor)
     if tensor.type_id in _EXACT:
         values = torch.from_numpy(raw).view(_EXACT[tensor.type_id])
         return values.float().reshape(tensor.shape)
@@ -269,3 +349,9 @@ def _dequantised(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
             "cannot dequantise"
         ) from error
     return values.reshape(tensor.shape)
+
+
+def _bytes_of(file: GgufFile, tensor: GgufTensor) -> Any:
+    import numpy as np
+
+    return np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)

@@ -32,6 +32,8 @@ from gemserve.model.reach import find_reaches
 from gemserve.model.recurrent_state import find_states
 from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve_kernels import select_backend
+from gemserve_kernels.blocks import check_compiled
+from gemserve_kernels.native_library import CannotCompile
 
 log = logging.getLogger("gemserve.loading")
 _MOST_CHARS = 600  # of a message of transformers
@@ -82,7 +84,8 @@ def load(
             select_backend(device, name=config.attention_backend, dtype=dtype)
         tokenizer = checkpoint.load_tokenizer()
         choose_chat_template(tokenizer, config.chat_template)
-        weights = checkpoint.load_weights(dtype, num_ranks)
+        in_blocks = _keeps_blocks(config, device, dtype)
+        weights = checkpoint.load_weights(dtype, num_ranks, in_blocks=in_blocks)
         shard = None
         if num_ranks > 1:
             whole = hash_weights(weights, rounded=True)
@@ -210,7 +213,22 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(checkpoint.config)
     device = torch.device("cuda" if config.device == "auto" else config.device)
-    return model, _resolve_dtype(config.dtype, checkpoint.config, device), checkpoint.source
+    dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
+    if isinstance(checkpoint, GgufCheckpoint) and _keeps_blocks(config, device, dtype):
+        checkpoint.plan_blocks(model)
+    return model, dtype, checkpoint.source
+
+
+def _keeps_blocks(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights that are in blocks stay so."""
+    if config.weights == "dense" or device.type != "cpu" or dtype == torch.float16:
+        return False
+    try:
+        check_compiled()
+    except CannotCompile as error:
+        log.info("weights in blocks are dequantised, which takes more memory: %s", error)
+        return False
+    return True
 
 
 def _warn_of_unknown_ids(tokenizer: Any, vocab_size: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gemserve.model.shared_tree import shared_tree
+from gemserve_kernels.blocks import BlockWeight
 
 
 class PackedLinear(nn.Linear):
@@ -55,11 +56,14 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def with_packed_linears(model: Any) -> Any:
-    """The same model with every linear layer packed; the original stays as it is."""
+    """The same model with linear layers packed, but those whose weights are in blocks.
+
+    The original stays as it is.
+    """
     tree = shared_tree(model)
     embedding = tree.get_input_embeddings().weight
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and not isinstance(child.weight, BlockWeight):
                 module._modules[name] = PackedLinear(child, is_tied=child.weight is embedding)
     return tree

@@ -21,13 +21,13 @@ def weights_of(
     filter_precision: FilterPrecision,
     offload_layers: int,
 ) -> WeightPlan:
-    """The weight plan of a transformers model whose weights all have `dtype`.
+    """The weight plan of a transformers model whose weights have `dtype` or are in blocks.
 
-    The model may be on the meta device.
+    The model may be on the meta device. What is in blocks has its `stored_bytes`.
     """
     layers = list(layers_of(follow(model, decoder_path(model, model.config.num_hidden_layers))))
-    layer_bytes = [sum(p.numel() for p in layer.parameters()) * dtype.itemsize for layer in layers]
-    total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    layer_bytes = [_bytes(layer, dtype) for layer in layers]
+    total = _bytes(model, dtype)
     is_fp8 = filter_precision == "fp8"
     return plan_weights(
         layer_bytes,
@@ -35,4 +35,11 @@ def weights_of(
         fp8_bytes=fp8_bytes(layers[: filter_layer + 1]) if is_fp8 else 0,
         offload_layers=offload_layers,
         num_places=NUM_PLACES,
+    )
+
+
+def _bytes(module: Any, dtype: torch.dtype) -> int:
+    return sum(
+        getattr(parameter, "stored_bytes", parameter.numel() * dtype.itemsize)
+        for parameter in module.parameters()
     )

@@ -1,4 +1,4 @@
-"""How long a decode step of the engine takes on a CPU, by sequences, dtype, adapter, `--cpu-step`.
+"""How long a decode step takes on a CPU, by sequences, dtype, adapter, `--cpu-step`, `--weights`.
 
 Adapters are random; a prefix is that of random tokens. With `mixed` the sequences have none, NTK's
 term, a prefix, an activation vector and a LoRA in turn. Draws are greedy and random tokens are the
@@ -82,15 +82,18 @@ def _prefix_of_text(model: CausalModel) -> Prefix:
 class Contestant:
     """An engine with these settings, and the sequences that it decodes."""
 
-    def __init__(self, arguments: argparse.Namespace, kind: str, dtype: str, cpu_step: str) -> None:
-        self.kind, self.dtype, self.cpu_step = kind, dtype, cpu_step
+    def __init__(
+        self, arguments: argparse.Namespace, kind: str, dtype: Any, cpu_step: Any, weights: Any
+    ) -> None:
+        self.kind, self.dtype, self.cpu_step, self.weights = kind, dtype, cpu_step, weights
         most = max(results.numbers(arguments.sequences))
         self._length = arguments.prompt_tokens
         self._room = self._length + 1024  # more tokens than will be drawn
         config = EngineConfig(
             kv_memory_bytes=2 << 30, cache_memory=0.0, max_running=most, cpu_step=cpu_step
         )
-        self.core: Core = build_core(ModelConfig(model=arguments.model, dtype=dtype), config)
+        model = ModelConfig(model=arguments.model, dtype=dtype, weights=weights)
+        self.core: Core = build_core(model, config)
         kinds = _KINDS if kind == "mixed" else (kind,)
         self._adapters = [random_adapter(each, self.core.model) for each in kinds]
         self._count = 0
@@ -125,13 +128,15 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="default: %(default)s")
     parser.add_argument("--cpu-step", default="off,on", help="default: %(default)s")
+    parser.add_argument("--weights", default="auto", help="auto,dense (default: %(default)s)")
     parser.add_argument("--adapters", default="none", help=f"{', '.join(_KINDS)}, mixed")
     parser.add_argument("--sequences", default="1,8,16", help="ascending (default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=400, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=40, help="default: %(default)s")
     results.add_common(parser)
     arguments = parser.parse_args()
-    ways = list(itertools.product(arguments.dtypes.split(","), arguments.cpu_step.split(",")))
+    lists = (arguments.dtypes, arguments.cpu_step, arguments.weights)
+    ways = list(itertools.product(*(names.split(",") for names in lists)))
     rows: list[dict[str, Any]] = []
     for kind in arguments.adapters.split(","):
         contestants = [Contestant(arguments, kind, *way) for way in ways]
@@ -156,6 +161,7 @@ def _measure(contestants: list[Contestant], count: int, steps: int) -> list[dict
             "sequences": count,
             "dtype": contestant.dtype,
             "cpu_step": contestant.cpu_step,
+            "weights": contestant.weights,
         }
         figures = {"ms": step_s * 1e3, "processor_ms": busy_s * 1e3, "tokens_per_s": count / step_s}
         rows.append(labels | figures)

@@ -51,6 +51,7 @@ KNOWN_FILTER_LAYERS: dict[tuple[int, int, int], int] = {
 }
 
 
+Quantise = Literal["off", "int8", "int4"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -63,6 +64,7 @@ class ModelConfig:
     that faster (`model.bfloat16_speed`). `attention_backend`: one of `ATTENTION_BACKENDS`.
     `chat_template`: a file, a name, or "none"; None: the checkpoint's own. See
     `model.chosen_chat_template`. `weights` auto: on a CPU, blocks of a GGUF file stay as they are.
+    `quantise`: see `model.quantise_linears`.
     """
 
     model: str = "builtin"
@@ -73,6 +75,7 @@ class ModelConfig:
     attention_backend: str = "auto"
     chat_template: str | None = None
     weights: Literal["auto", "dense"] = "auto"
+    quantise: Quantise = "off"
 
 
 @dataclass(frozen=True, slots=True)

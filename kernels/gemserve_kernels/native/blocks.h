@@ -260,7 +260,8 @@ static void block_products(const BlockMatrix &m, int64_t tile, int h, const Byte
 template <int64_t F, int R = MOST_BLOCK_ROWS>
 static void tile_products(const BlockMatrix &m, int64_t tile, const ByteRows &x, int64_t rows,
                           float *out, int64_t step, int64_t row = 0) {
-    for (; rows - row >= R; row += R)
+    // twice 8 rows take less time than 12 and 4
+    for (; rows - row >= R && (R != 12 || rows - row != 16); row += R)
         for (int h = 0; h < PARTS_OF_TILE; h++)
             block_products<F, R>(m, tile, h, x, row, out + row * step, step);
     if constexpr (R > 1)

@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
-    loaded = load(replace(model, weights="dense"))  # blocks have no gradients
+    loaded = load(replace(model, weights="dense", quantise="off"))  # blocks have no gradients
     check_adaptable(loaded.model)
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:

@@ -194,6 +194,12 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         choice("auto", "dense"),
         "auto: blocks of a GGUF file stay as they are on a CPU; dense: all are dequantised",
     ),
+    Option(
+        "--quantise",
+        "quantise",
+        choice("off", "int8", "int4"),
+        "quantise the matrices of an ordinary checkpoint when it is loaded, on a CPU",
+    ),
 )
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("--filter", "filter_method", read_method, "default filter method"),

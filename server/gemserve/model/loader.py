@@ -26,6 +26,7 @@ from gemserve.model.config_check import check_config
 from gemserve.model.offload import HostLayers
 from gemserve.model.planned_reach import planned_shape
 from gemserve.model.prepared_layers import prepare
+from gemserve.model.quantise_linears import plan_quantised, quantise
 from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
@@ -86,6 +87,9 @@ def load(
         choose_chat_template(tokenizer, config.chat_template)
         in_blocks = _keeps_blocks(config, device, dtype)
         weights = checkpoint.load_weights(dtype, num_ranks, in_blocks=in_blocks)
+        if config.quantise != "off":
+            count = quantise(weights, config.quantise)
+            log.info("%d matrices are quantised to %s", count, config.quantise)
         shard = None
         if num_ranks > 1:
             whole = hash_weights(weights, rounded=True)
@@ -122,6 +126,10 @@ def check_ranks(config: ModelConfig, num_ranks: int) -> None:
         if isinstance(checkpoint, GgufCheckpoint):
             raise ConfigError(
                 f"tensor_parallel={num_ranks}: not for GGUF files; serve the model's own folder"
+            )
+        if config.quantise != "off":
+            raise ConfigError(
+                f"tensor_parallel={num_ranks}: not with quantise={config.quantise}; must be off"
             )
         if quantisation_of(checkpoint.config) is not None:
             raise ConfigError(
@@ -214,21 +222,45 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
             model = AutoModelForCausalLM.from_config(checkpoint.config)
     device = torch.device("cuda" if config.device == "auto" else config.device)
     dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
-    if isinstance(checkpoint, GgufCheckpoint) and _keeps_blocks(config, device, dtype):
+    if _keeps_blocks(config, device, dtype) and isinstance(checkpoint, GgufCheckpoint):
         checkpoint.plan_blocks(model)
+    if config.quantise != "off":
+        plan_quantised(model, config.quantise)
     return model, dtype, checkpoint.source
 
 
 def _keeps_blocks(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights that are in blocks stay so."""
+    """Whether weights that are in blocks stay so.
+
+    Raises `ConfigError` if weights are to be quantised and cannot be in blocks.
+    """
+    _check_quantise(config, device, dtype)
     if config.weights == "dense" or device.type != "cpu" or dtype == torch.float16:
         return False
     try:
         check_compiled()
     except CannotCompile as error:
+        if config.quantise != "off":
+            raise ConfigError(f"quantise={config.quantise}: {error}") from error
         log.info("weights in blocks are dequantised, which takes more memory: %s", error)
         return False
     return True
+
+
+def _check_quantise(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    if config.quantise == "off":
+        return
+    wrong = {
+        f"device {device}": device.type != "cpu",
+        "dtype=float16": dtype == torch.float16,
+        f"weights={config.weights}": config.weights == "dense",
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                f"quantise={config.quantise}: not with {name}; must be off, or on a CPU in float32 "
+                "or bfloat16"
+            )
 
 
 def _warn_of_unknown_ids(tokenizer: Any, vocab_size: int) -> None:

@@ -19,6 +19,7 @@ from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.reuse.disk import DiskCache, HostCopies
 from gemserve.model.causal_model import CausalModel
+from gemserve_kernels.blocks import has_blocks
 
 log = logging.getLogger("gemserve.engine")
 
@@ -65,6 +66,7 @@ def identity_of(model: CausalModel, config: ResolvedEngineConfig) -> str:
             "weights": hash_all_weights(model.hf),
             "settings": settings,
             "dtype": str(model.dtype),
+            "in_blocks": has_blocks(model.hf),
             "filter_precision": config.filter_precision,
             "backend": [model.backend.name, model.backend.kernels],
             "device": device,

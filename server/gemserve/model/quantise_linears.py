@@ -1,0 +1,83 @@
+"""Quantises a model's matrices when it is loaded: weights only, in blocks of 32 inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemserve.config import Quantise
+from gemserve.errors import ConfigError
+from gemserve_kernels.blocks import FORMATS, BlockFormat, Blocks, BlockWeight, stored_bytes
+
+_INPUTS = 32
+_FORMATS = {known.name: known for known in FORMATS}
+_INT8, _INT4 = _FORMATS["Q8_0"], _FORMATS["Q4_1"]
+
+
+def quantise(model: Any, choice: Quantise) -> int:
+    """Quantise the matrices of linear layers and embeddings, and return how many they are.
+
+    int8: the largest number of a block becomes 127. int4: its smallest becomes 0 and its largest
+    15, but the embedding and the head are in int8, where few bits cost the most. Those whose number
+    of inputs is not a multiple of 32 stay. Raises `ConfigError` if nothing is left to quantise.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module, kind in _matrices(model, choice):
+        weight = module.weight
+        if id(weight) not in made:
+            raw = _int8(weight) if kind is _INT8 else _int4(weight)
+            blocks = Blocks(kind, raw, *weight.shape)
+            made[id(weight)] = nn.Parameter(BlockWeight(blocks, weight.dtype), requires_grad=False)
+        module.weight = made[id(weight)]
+    if not made:
+        raise ConfigError(f"quantise={choice}: the model has no matrices that can be quantised")
+    return len(made)
+
+
+def plan_quantised(empty: Any, choice: Quantise) -> None:
+    """Note what the matrices of a model on the meta device will take."""
+    for module, kind in _matrices(empty, choice):
+        module.weight.stored_bytes = stored_bytes(kind, *module.weight.shape)
+
+
+def _matrices(model: Any, choice: Quantise) -> Iterator[tuple[Any, BlockFormat]]:
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    for module in list(model.modules()):
+        is_matrix = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+        if (
+            not is_matrix
+            or hasattr(module.weight, "stored_bytes")
+            or module.weight.shape[1] % _INPUTS
+        ):
+            continue
+        is_end = any(module is end for end in ends)
+        yield module, _INT8 if choice == "int8" or is_end else _INT4
+
+
+def _int8(weight: torch.Tensor) -> torch.Tensor:
+    """A file's bytes of Q8_0."""
+    few = weight.detach().float().unflatten(1, (-1, _INPUTS))
+    scale = (few.abs().amax(-1, keepdim=True) / 127).half()
+    numbers = (few * _inverse(scale)).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([_bytes(scale), _bytes(numbers)], dim=-1).flatten()
+
+
+def _int4(weight: torch.Tensor) -> torch.Tensor:
+    """A file's bytes of Q4_1."""
+    few = weight.detach().float().unflatten(1, (-1, _INPUTS))
+    least = few.amin(-1, keepdim=True).half()
+    scale = ((few.amax(-1, keepdim=True) - least.float()) / 15).half()
+    numbers = ((few - least.float()) * _inverse(scale)).round().clamp(0, 15).to(torch.uint8)
+    low, high = numbers.chunk(2, dim=-1)
+    return torch.cat([_bytes(scale), _bytes(least), low | high << 4], dim=-1).flatten()
+
+
+def _inverse(scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(scale == 0, 0.0, 1 / scale.float())
+
+
+def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(torch.uint8)

@@ -1,0 +1,94 @@
+"""`--quantise` makes blocks of ordinary weights when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gemserve.config import ModelConfig
+from gemserve.errors import ConfigError
+from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.loader import check_ranks, load, model_from_config
+from gemserve.model.weight_memory import weights_of
+from gemserve_kernels import native_library
+from gemserve_kernels.blocks import BlockWeight
+from tests.compiled_step import NO_COMPILER, compiled_step, needs_compiler
+from tests.model import gguf_files
+from tests.step_prompts import Prompts
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> Iterator[None]:
+    with compiled_step():
+        yield
+
+
+def config(model: Any = "builtin", **options: Any) -> ModelConfig:
+    return ModelConfig(model=str(model), device="cpu", **{"dtype": "float32", **options})
+
+
+@pytest.mark.parametrize(("choice", "most"), [("int8", 1 / 127 / 2), ("int4", 1 / 15 / 2)])
+def test_numbers_are_off_by_half_a_step_at_most(choice: Any, most: float) -> None:
+    plain, made = load(config()).model, load(config(quantise=choice)).model
+    found = dict(made.hf.named_parameters())
+    for name, weight in plain.hf.named_parameters():
+        assert isinstance(found[name], BlockWeight) == (weight.dim() == 2), name
+        if weight.dim() < 2:
+            continue
+        few = weight.detach().unflatten(1, (-1, 32))
+        is_end = choice == "int4" and ("embed" in name or "lm_head" in name)
+        limit = 1 / 127 / 2 if is_end else most
+        size = (
+            few.abs().amax(-1, keepdim=True) if limit < 0.01 else few.aminmax(dim=-1, keepdim=True)
+        )
+        width = size if isinstance(size, torch.Tensor) else size.max - size.min
+        off = ((found[name] + 0).unflatten(1, (-1, 32)) - few).abs()
+        assert (off <= width * limit * 1.05 + 1e-6).all(), name
+
+
+@pytest.mark.parametrize("choice", ["int8", "int4"])
+def test_steps_and_layers_agree(choice: Any) -> None:
+    model = load(config(quantise=choice)).model
+    prompts = Prompts(model, [1, 40])
+    stepped = prompts.decode(with_cpu_step(model, "on"))
+    largest = float(stepped.abs().max())
+    torch.testing.assert_close(stepped, prompts.decode(model), atol=0.03 * largest, rtol=0)
+
+
+def test_memory_is_planned_as_it_is() -> None:
+    settings: Any = {"filter_layer": 1, "filter_precision": "model", "offload_layers": 0}
+    taken = {}
+    for choice in ("off", "int8", "int4"):
+        asked = config(quantise=choice)
+        empty, dtype, _ = model_from_config(asked)
+        taken[choice] = weights_of(empty, dtype, **settings)
+        assert taken[choice] == weights_of(load(asked).model.hf, dtype, **settings)
+    assert taken["int4"].device < taken["int8"].device < 0.3 * taken["off"].device
+
+
+def test_what_cannot_be_quantised_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong, name in (
+        ({"weights": "dense"}, "not with weights=dense"),
+        ({"dtype": "float16"}, "not with dtype=float16"),
+    ):
+        with pytest.raises(ConfigError, match=f"quantise=int8: {name}"):
+            load(config(quantise="int8", **wrong))
+    with pytest.raises(ConfigError, match="tensor_parallel=2: not with quantise=int8"):
+        check_ranks(config(quantise="int8"), 2)
+    file = gguf_files.save(
+        "llama", tmp_path / "tiny.gguf", kind=gguf_files.GGMLQuantizationType.Q8_0
+    )
+    with pytest.raises(ConfigError, match="no matrices that can be quantised"):
+        load(config(file, quantise="int8"))
+    monkeypatch.setenv("CXX", NO_COMPILER)
+    native_library.forget_libraries()
+    with pytest.raises(ConfigError, match="quantise=int8: the compiler"):
+        load(config(quantise="int8"))

@@ -43,7 +43,7 @@ def write(
     writer.add_key_length(getattr(config, "head_dim", None) or 16)
     writer.add_vocab_size(config.vocab_size)
     if has_tokenizer:
-        _add_tokenizer(writer, config.vocab_size)
+        add_tokenizer(writer, config.vocab_size)
     if template is not None:
         writer.add_chat_template(template)
     if change is not None:
@@ -83,7 +83,7 @@ def _add_settings(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
-def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
     """The built-in model's tokenizer; tokens it lacks are filled up."""
     described = json.loads((BUILTIN_PATH / "tokenizer.json").read_text())
     special = {token["content"] for token in described["added_tokens"]}

@@ -1,7 +1,8 @@
 """What products with weights in blocks change: a model's logits beside those of float32.
 
     python benchmarks/quality/weights_in_blocks.py --model MODEL.gguf
-    python benchmarks/quality/weights_in_blocks.py --model FOLDER --ways 'int8 bfloat16,int4 bfloat16'
+    python benchmarks/quality/weights_in_blocks.py --model FOLDER \\
+        --ways 'int8 bfloat16,int4 bfloat16'
 
 Each way reads the same texts, passages of Python's language reference. Against the dequantised
 model in float32 are reported the mean and the largest Kullback-Leibler divergence of a token's

@@ -19,12 +19,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gemserve_kernels.native_library import open_library
+from gemserve_kernels.packed_layout import check_layout
 
 SOURCE = Path(__file__).parent / "native" / "blocks.cpp"
 TILE = 16  # outputs that are laid out together
 _INPUTS = 32  # of a block
 _ROWS_FLOAT, _ROWS_HALF, _PACKED_HALF = range(3)
-_PACKED_BLOCK = (64, 32)  # outputs and inputs of a block of a matrix that oneDNN has packed
 _PANEL = 1024  # outputs that are dequantised together
 _LEAST_ROWS = 64  # from which AMX's products in bfloat16 pay, dequantising included
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
@@ -197,10 +197,10 @@ class Blocks:
     def _panel(
         self, rows: torch.Tensor, first: int, count: int, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if count % _PACKED_BLOCK[0] or self.ins % _PACKED_BLOCK[1]:
+        packed = _packed(count, self.ins)
+        if packed is None:
             weight = self.numbers(rows.dtype, first, count)
             return torch.nn.functional.linear(rows, weight, bias)
-        packed = _packed(count, self.ins)
         address = torch.ops.mkldnn.data_ptr(packed)
         self._call("block_numbers", first, count, _PACKED_HALF, address, *_threads())
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
@@ -267,8 +267,12 @@ class BlockWeight(torch.Tensor):
             return _linear(*args, **given)
         if func is torch.nn.functional.embedding and _is_block(args, 1, given, "weight"):
             return _embedding(*args, **given)
+        name = getattr(func, "__name__", "")
+        is_written = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+        if is_written or name in ("__setitem__", "data_ptr", "untyped_storage"):
+            raise TypeError(f"{name}: a weight in blocks has no numbers in memory")
         # what needs no numbers; views of what is not there cannot be made in inference mode
-        if func not in _WITHOUT_NUMBERS and getattr(func, "__name__", "") not in _ACCESSORS:
+        if func not in _WITHOUT_NUMBERS and name not in _ACCESSORS:
             args, given = tree_map(_dense, (args, given))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **given)
@@ -297,6 +301,8 @@ def _is_block(args: Sequence[Any], place: int, given: dict[str, Any], name: str)
 def _linear(
     input: torch.Tensor, weight: BlockWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    if torch.is_grad_enabled() and input.requires_grad:
+        raise TypeError("weights in blocks have no gradients: load the model with weights=dense")
     return weight.blocks.products(input, bias)
 
 
@@ -326,12 +332,20 @@ def _has_tiles() -> bool:
 _PANELS = threading.local()
 
 
-def _packed(outs: int, ins: int) -> torch.Tensor:
-    """A matrix as oneDNN packs it, whose numbers this thread may overwrite."""
-    known: dict[tuple[int, int], torch.Tensor] = _PANELS.__dict__.setdefault("known", {})
+def _packed(outs: int, ins: int) -> torch.Tensor | None:
+    """A matrix as oneDNN packs it, whose numbers this thread may overwrite.
+
+    None if it packs such a matrix in a way that is not written here.
+    """
+    known: dict[tuple[int, int], torch.Tensor | None] = _PANELS.__dict__.setdefault("known", {})
     if (outs, ins) not in known:
-        empty = torch.zeros(outs, ins, dtype=torch.bfloat16)
-        known[outs, ins] = torch.ops.mkldnn._reorder_linear_weight(empty, 1)
+        numbers = (torch.arange(outs * ins) % 251).bfloat16().view(outs, ins)
+        packed = torch.ops.mkldnn._reorder_linear_weight(numbers, 1)
+        try:
+            check_layout(packed, outs, ins)
+            known[outs, ins] = packed
+        except ValueError:
+            known[outs, ins] = None
     return known[outs, ins]
 
 

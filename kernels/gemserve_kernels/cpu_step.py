@@ -16,11 +16,11 @@ import torch
 from gemserve_kernels.blocks import BlockWeight
 from gemserve_kernels.kv_table import KVTable
 from gemserve_kernels.native_library import CannotCompile, open_library
+from gemserve_kernels.packed_layout import PACKED_BLOCK, check_layout
 
 SOURCE = Path(__file__).parent / "native" / "step.cpp"
 MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
 ACTIVATIONS = ("silu", "gelu_tanh")
-_BLOCK = (64, 32)  # outputs and inputs of a block of a packed matrix
 _LEAST_UNIT = 16  # outputs of a turned matrix are a multiple of it
 _PLAIN, _PLAIN_HALF, _PACKED, _TURNED, _TURNED_HALF, _IN_BLOCKS = range(6)
 _NORMS = (
@@ -391,9 +391,9 @@ class CpuStep:
             return self._plain(weight[linear.first :][: linear.outs], bias, linear.outs)
         shape = tuple(weight.shape)
         if shape not in self._known:
-            _check_layout(weight, *shape)
+            check_layout(weight, *shape)
             self._known.add(shape)
-        if linear.first % _BLOCK[0] or linear.outs % _BLOCK[0]:
+        if linear.first % PACKED_BLOCK[0] or linear.outs % PACKED_BLOCK[0]:
             raise ValueError(f"outputs {linear.first} to {linear.first + linear.outs} of blocks")
         self._kept.append(weight)
         return _Matrix(
@@ -421,7 +421,8 @@ class CpuStep:
             if is_turned
             else {torch.float32: _PLAIN, torch.bfloat16: _PLAIN_HALF}
         )
-        if weight.dtype not in layouts or not weight.is_contiguous():
+        is_unknown = isinstance(weight, BlockWeight) or weight.dtype not in layouts
+        if is_unknown or not weight.is_contiguous():
             raise ValueError(f"a weight of {weight.dtype}, or one that is a view")
         if is_turned and outs % _LEAST_UNIT:
             raise ValueError(f"{outs} outputs, which is not a multiple of {_LEAST_UNIT}")
@@ -460,18 +461,3 @@ def _check_sizes(
             raise ValueError(f"a size of {size}, which is not a multiple of {lanes}")
     if sizes.heads % sizes.kv_heads:
         raise ValueError(f"{sizes.heads} query heads for {sizes.kv_heads} key heads")
-
-
-def _check_layout(weight: torch.Tensor, outs: int, ins: int) -> None:
-    """Raise `ValueError` unless a packed weight is in blocks as the step reads them.
-
-    oneDNN chooses the layout by shape and processor, so one weight of each shape is enough.
-    """
-    if outs % _BLOCK[0] or ins % _BLOCK[1] or weight.dtype != torch.bfloat16:
-        raise ValueError(f"a packed weight [{outs}, {ins}] of {weight.dtype}")
-    address = torch.ops.mkldnn.data_ptr(weight)
-    found = (ctypes.c_int16 * (outs * ins)).from_address(address)
-    numbers = torch.frombuffer(found, dtype=torch.bfloat16).view(outs // 64, ins // 2, 64, 2)
-    plain = weight.to_dense().view(outs // 64, 64, ins // 2, 2)
-    if not torch.equal(numbers.transpose(1, 2), plain):
-        raise ValueError("packed weights in another layout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert torch.equal(found[[0, 3]], clean[[0, 3]])
 
 
+@pytest.mark.usefixtures("_processor")
+def test_a_block_of_tiny_numbers_is_zero() -> None:
+    """Their inverse is infinite, and formats with minima made infinity of it."""
+    for kind in FORMATS:
+        made, _ = make(kind, 20, 2 * kind.inputs)
+        x = torch.randn(1, 2 * kind.inputs)
+        zeros, tiny = x.clone(), x.clone()
+        zeros[:, :32], tiny[:, :32] = 0, 2e-37
+        assert torch.equal(made.products(tiny, None), made.products(zeros, None))
+
+
 @pytest.mark.parametrize("outs", [64, 100, 1088])
 def test_products_by_panels_are_those_of_bfloat16(
     outs: int, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +192,37 @@ def test_everything_else_is_done_with_numbers() -> None:
     assert torch.equal(torch.cat(list(weight.pieces(16))), exact)
     assert torch.equal(weight + 1, exact + 1)
     assert "Q8_0" in repr(weight)
+
+
+def test_another_layout_of_packed_weights_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no bfloat16 in oneDNN")
+
+    def refuse(*_: object) -> None:
+        raise ValueError("another layout")
+
+    monkeypatch.setattr(module, "_has_tiles", lambda: True)
+    monkeypatch.setattr(module, "check_layout", refuse)
+    monkeypatch.setattr(module, "_PANELS", threading.local())
+    made, exact = make(FORMATS[5], 128, 256)
+    x = torch.randn(70, 256).bfloat16()
+    expected = functional.linear(x, exact.bfloat16())
+    torch.testing.assert_close(made.products(x, None), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    """Gradients, and numbers that are written."""
+    weight = BlockWeight(make(FORMATS[4], 48, 64)[0], torch.float32)
+    with pytest.raises(TypeError, match="no gradients: load the model with weights=dense"):
+        functional.linear(torch.randn(2, 64, requires_grad=True), weight)
+    for write in (
+        lambda: weight.copy_(torch.zeros(48, 64)),
+        lambda: weight.__setitem__(0, 1.0),
+        weight.data_ptr,
+        weight.untyped_storage,
+    ):
+        with pytest.raises(TypeError, match="has no numbers in memory"):
+            write()
 
 
 def test_other_sizes_are_refused() -> None:

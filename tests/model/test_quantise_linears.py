@@ -11,8 +11,10 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError
+from gemserve.model.base_model import hash_of
 from gemserve.model.cpu_step import with_cpu_step
 from gemserve.model.loader import check_ranks, load, model_from_config
+from gemserve.model.quantise_linears import _int8, quantise
 from gemserve.model.weight_memory import weights_of
 from gemserve_kernels import native_library
 from gemserve_kernels.blocks import BlockWeight
@@ -59,6 +61,33 @@ def test_steps_and_layers_agree(choice: Any) -> None:
     stepped = prompts.decode(with_cpu_step(model, "on"))
     largest = float(stepped.abs().max())
     torch.testing.assert_close(stepped, prompts.decode(model), atol=0.03 * largest, rtol=0)
+
+
+def test_a_checkpoint_s_calibration_and_adapters_are_its_own() -> None:
+    assert hash_of(load(config(quantise="int4")).model) == hash_of(load(config()).model)
+
+
+def test_numbers_at_the_ends_of_float16() -> None:
+    model = load(config()).model.hf
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        weight[:] = 0
+        weight[0, :32] = 1e-6
+    few = _int8(weight)[:34]
+    assert few[:2].view(torch.float16)[0] > 0
+    with torch.no_grad():
+        weight[0, 0] = 1e8
+    with pytest.raises(ConfigError, match=r"numbers of 1e\+08, which are too large"):
+        quantise(model, "int8")
+
+
+def test_ordinary_checkpoints_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        pytest.fail("compiled")
+
+    monkeypatch.setattr("gemserve.model.loader.check_compiled", fail)
+    load(config())
+    model_from_config(config())
 
 
 def test_memory_is_planned_as_it_is() -> None:

@@ -152,6 +152,8 @@ struct ByteRows {
     }
 
   private:
+    static constexpr float LEAST = 1e-30f;  // smaller numbers are 0: 127 / number may be infinite
+
     void take_block(int64_t b, const float *x) {
         vec most = {}, rest = {};
         for (int i = 0; i < BLOCK_INPUTS; i += LANES) {
@@ -161,7 +163,7 @@ struct ByteRows {
         }
         const bool is_finite = sum(rest) == 0.0f;
         const float largest = is_finite ? most_of(most) : 0.0f;
-        const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+        const float factor = largest > LEAST ? 127.0f / largest : 0.0f;
         const vec magic = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
         float halves[2] = {};
         for (int i = 0; i < BLOCK_INPUTS; i += LANES) {
@@ -169,7 +171,8 @@ struct ByteRows {
             store_bytes(&numbers[b * BLOCK_INPUTS + i], whole);
             halves[2 * i / BLOCK_INPUTS] += sum(whole);
         }
-        scales[b] = is_finite ? largest / 127.0f : NAN;  // what is not finite is not hidden
+        // what is not finite is not hidden
+        scales[b] = !is_finite ? NAN : largest > LEAST ? largest / 127.0f : 0.0f;
         sums[2 * b] = int32_t(halves[0]), sums[2 * b + 1] = int32_t(halves[1]);
         shares[b] = scales[b] * (halves[0] + halves[1]);
     }
@@ -179,7 +182,7 @@ struct ByteRows {
 template <int BITS> static inline ivec add_products(ivec sums, uvec q, int32_t four) {
 #if defined(__AVX512VNNI__)
     return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)q, _mm512_set1_epi32(four));
-#elif defined(__AVX512BW__) || defined(__AVX2__)
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
     const auto some = [&](uvec few) {  // few: below 128, so that no sum of two is too large
 #if defined(__AVX512BW__)
         const __m512i pairs = _mm512_maddubs_epi16((__m512i)few, _mm512_set1_epi32(four));

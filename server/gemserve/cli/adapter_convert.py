@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     make_folder("out", arguments.out)
     model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    loaded = load(model)
+    loaded = load(replace(model, weights="dense", quantise="off"))  # blocks have no gradients
     base = base_of(loaded.model)
     if arguments.prompt is not None:
         prefix, texts = _read_prompt(arguments, loaded)

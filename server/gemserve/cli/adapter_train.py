@@ -116,6 +116,7 @@ _DEFAULTS: dict[str, float] = {
 
 def run(arguments: argparse.Namespace) -> int:
     model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
+    model = replace(model, weights="dense", quantise="off")  # blocks have no gradients
     if arguments.dry_run:
         return _count(arguments, model)
     for name in ("data", "out"):
@@ -127,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.training.trainer import TrainConfig, train
     from gemserve.model.loader import load
 
-    loaded = load(replace(model, weights="dense", quantise="off"))  # blocks have no gradients
+    loaded = load(model)
     check_adaptable(loaded.model)
     eos_id = min(loaded.eos_ids, default=None)
     if eos_id is None:

@@ -51,8 +51,14 @@ def base_of(model: CausalModel) -> BaseModel:
 
 
 def hash_of(model: CausalModel) -> str:
-    """The hash by which calibrations and adapters name a model's weights."""
-    return hash_weights(model.hf, rounded=True) if model.shard is None else model.shard.weights
+    """The hash by which calibrations and adapters name a model's weights.
+
+    It is that of the checkpoint, also if its weights were quantised when they were loaded.
+    """
+    if model.shard is not None:
+        return model.shard.weights
+    kept: str | None = getattr(model.hf, "weights_before", None)
+    return kept or hash_weights(model.hf, rounded=True)
 
 
 def hash_weights(hf: Any, *, rounded: bool = False) -> str:

@@ -24,6 +24,7 @@ from gemserve.model.quantised import (
     quantisation_of,
 )
 from gemserve.model.weight_files import check_complete, check_files
+from gemserve_kernels.blocks import format_of
 
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
@@ -37,6 +38,13 @@ class Checkpoint(Protocol):
     source: str
     config: Any
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether matrices are in blocks that products read (`gemserve_kernels.blocks`)."""
+
+    def plan_blocks(self, empty: Any) -> None:
+        """Note at a model on the meta device what its weights take in blocks."""
+
     def load_tokenizer(self) -> Any: ...
 
     def load_weights(
@@ -45,8 +53,7 @@ class Checkpoint(Protocol):
         """A transformers model on the host. All of its weights have `dtype`.
 
         With several ranks it is this process's part of one, on the process's device. `in_blocks`:
-        quantised weights stay as they are where the checkpoint has them in blocks that products
-        read (`gemserve_kernels.blocks`).
+        quantised weights stay as they are where the checkpoint has them in blocks.
         """
 
 
@@ -71,13 +78,21 @@ class GgufCheckpoint:
         assert num_ranks == 1, "refused by `loader.check_ranks`"
         return gguf.load_weights(self._file, self.config, dtype, in_blocks=in_blocks)
 
+    @property
+    def has_blocks(self) -> bool:
+        return any(format_of(tensor.type_id) for tensor in self._file.tensors)
+
     def plan_blocks(self, empty: Any) -> None:
-        """Note at a model on the meta device what its weights take in blocks."""
         gguf.plan_blocks(self._file, empty)
 
 
 class HubCheckpoint:
     """A directory or a hub id, read by transformers."""
+
+    has_blocks = False
+
+    def plan_blocks(self, empty: Any) -> None:
+        """There are none."""
 
     def __init__(self, config: ModelConfig) -> None:
         from transformers import AutoConfig

@@ -19,7 +19,7 @@ from gemserve.model.base_model import hash_weights
 from gemserve.model.bfloat16_speed import is_bfloat16_faster
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
-from gemserve.model.checkpoint import GgufCheckpoint, open_checkpoint
+from gemserve.model.checkpoint import Checkpoint, GgufCheckpoint, open_checkpoint
 from gemserve.model.chosen_chat_template import choose_chat_template
 from gemserve.model.compatibility import check_servable
 from gemserve.model.config_check import check_config
@@ -85,9 +85,10 @@ def load(
             select_backend(device, name=config.attention_backend, dtype=dtype)
         tokenizer = checkpoint.load_tokenizer()
         choose_chat_template(tokenizer, config.chat_template)
-        in_blocks = _keeps_blocks(config, device, dtype)
+        in_blocks = _keeps_blocks(checkpoint, config, device, dtype)
         weights = checkpoint.load_weights(dtype, num_ranks, in_blocks=in_blocks)
         if config.quantise != "off":
+            weights.weights_before = hash_weights(weights, rounded=True)
             count = quantise(weights, config.quantise)
             log.info("%d matrices are quantised to %s", count, config.quantise)
         shard = None
@@ -222,20 +223,24 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
             model = AutoModelForCausalLM.from_config(checkpoint.config)
     device = torch.device("cuda" if config.device == "auto" else config.device)
     dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
-    if _keeps_blocks(config, device, dtype) and isinstance(checkpoint, GgufCheckpoint):
+    if _keeps_blocks(checkpoint, config, device, dtype):
         checkpoint.plan_blocks(model)
     if config.quantise != "off":
         plan_quantised(model, config.quantise)
     return model, dtype, checkpoint.source
 
 
-def _keeps_blocks(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights that are in blocks stay so.
+def _keeps_blocks(
+    checkpoint: Checkpoint, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Whether the checkpoint's weights are in blocks, or will be, and stay so.
 
     Raises `ConfigError` if weights are to be quantised and cannot be in blocks.
     """
     _check_quantise(config, device, dtype)
-    if config.weights == "dense" or device.type != "cpu" or dtype == torch.float16:
+    has_any = checkpoint.has_blocks or config.quantise != "off"
+    is_dense = config.weights == "dense" or device.type != "cpu" or dtype == torch.float16
+    if is_dense or not has_any:
         return False
     try:
         check_compiled()

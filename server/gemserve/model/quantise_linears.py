@@ -13,6 +13,7 @@ from gemserve.errors import ConfigError
 from gemserve_kernels.blocks import FORMATS, BlockFormat, Blocks, BlockWeight, stored_bytes
 
 _INPUTS = 32
+_ROWS = 4096  # that are looked at together
 _FORMATS = {known.name: known for known in FORMATS}
 _INT8, _INT4 = _FORMATS["Q8_0"], _FORMATS["Q4_1"]
 
@@ -30,6 +31,7 @@ def quantise(model: Any, choice: Quantise) -> int:
         if id(weight) not in made:
             raw = _int8(weight) if kind is _INT8 else _int4(weight)
             blocks = Blocks(kind, raw, *weight.shape)
+            _check_finite(weight, blocks, choice)
             made[id(weight)] = nn.Parameter(BlockWeight(blocks, weight.dtype), requires_grad=False)
         module.weight = made[id(weight)]
     if not made:
@@ -60,7 +62,7 @@ def _matrices(model: Any, choice: Quantise) -> Iterator[tuple[Any, BlockFormat]]
 def _int8(weight: torch.Tensor) -> torch.Tensor:
     """A file's bytes of Q8_0."""
     few = weight.detach().float().unflatten(1, (-1, _INPUTS))
-    scale = (few.abs().amax(-1, keepdim=True) / 127).half()
+    scale = _scale(few.abs().amax(-1, keepdim=True) / 127)
     numbers = (few * _inverse(scale)).round().clamp(-127, 127).to(torch.int8)
     return torch.cat([_bytes(scale), _bytes(numbers)], dim=-1).flatten()
 
@@ -69,10 +71,27 @@ def _int4(weight: torch.Tensor) -> torch.Tensor:
     """A file's bytes of Q4_1."""
     few = weight.detach().float().unflatten(1, (-1, _INPUTS))
     least = few.amin(-1, keepdim=True).half()
-    scale = ((few.amax(-1, keepdim=True) - least.float()) / 15).half()
+    scale = _scale((few.amax(-1, keepdim=True) - least.float()) / 15)
     numbers = ((few - least.float()) * _inverse(scale)).round().clamp(0, 15).to(torch.uint8)
     low, high = numbers.chunk(2, dim=-1)
     return torch.cat([_bytes(scale), _bytes(least), low | high << 4], dim=-1).flatten()
+
+
+def _scale(wanted: torch.Tensor) -> torch.Tensor:
+    """In float16, and not 0 if it was not 0."""
+    least = torch.finfo(torch.float16).smallest_normal / 1024
+    return torch.where(wanted > 0, wanted.clamp(min=least), wanted).half()
+
+
+def _check_finite(weight: torch.Tensor, blocks: Blocks, choice: Quantise) -> None:
+    largest = float(weight.detach().abs().max())
+    for first in range(0, blocks.outs, _ROWS):
+        some = blocks.numbers(torch.float32, first, min(_ROWS, blocks.outs - first))
+        if not some.isfinite().all():
+            raise ConfigError(
+                f"quantise={choice}: the model has numbers of {largest:.3g}, which are too large "
+                "for scales in float16; must be off"
+            )
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.reuse.disk import DiskCache, HostCopies
 from gemserve.model.causal_model import CausalModel
-from gemserve_kernels.blocks import has_blocks
+from gemserve_kernels.blocks import BlockWeight
 
 log = logging.getLogger("gemserve.engine")
 
@@ -66,7 +66,6 @@ def identity_of(model: CausalModel, config: ResolvedEngineConfig) -> str:
             "weights": hash_all_weights(model.hf),
             "settings": settings,
             "dtype": str(model.dtype),
-            "in_blocks": has_blocks(model.hf),
             "filter_precision": config.filter_precision,
             "backend": [model.backend.name, model.backend.kernels],
             "device": device,
@@ -89,6 +88,11 @@ def hash_all_weights(hf: Any) -> str:
 
 
 def _hash_weight(tensor: torch.Tensor) -> bytes:
+    if isinstance(tensor, BlockWeight):
+        blocks = tensor.blocks
+        stored = hashlib.blake2b(blocks.data.numpy().data, digest_size=32)
+        stored.update(blocks.scales.numpy().data)
+        return stored.digest()
     weight = tensor.to_dense() if tensor.is_mkldnn else tensor  # packed for the CPU
     numbers = weight.detach().cpu().contiguous().reshape(-1)
     return hashlib.blake2b(numbers.view(torch.uint8).numpy().data, digest_size=32).digest()

@@ -71,7 +71,7 @@ def _int8(weight: torch.Tensor) -> torch.Tensor:
 def _int4(weight: torch.Tensor) -> torch.Tensor:
     """A file's bytes of Q4_1.
 
-    Of some widths of a block's range the one is taken whose squared error is the smallest: what lies
+    Of some widths of a range the one is taken whose squared error is the smallest: what lies
     outside is cut off, and all others are rounded less.
     """
     few = weight.detach().float().unflatten(1, (-1, _INPUTS))

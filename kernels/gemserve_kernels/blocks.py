@@ -152,7 +152,9 @@ class Blocks:
         """Outputs `first` … as numbers [outs, ins], float32 or bfloat16; `first` begins a tile."""
         count = self.outs - first if outs is None else outs
         made = torch.empty(count, self.ins, dtype=dtype)
-        self._call("block_numbers", first, count, _laid(dtype), made.data_ptr(), *_threads())
+        self._call(
+            "block_numbers", first, count, _laid(dtype), made.data_ptr(), torch.get_num_threads()
+        )
         return made
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -173,16 +175,8 @@ class Blocks:
             made = torch.empty(len(rows), self.outs, dtype=x.dtype)
             wide = None if bias is None else bias.detach().float().contiguous()
             address = None if wide is None else wide.data_ptr()
-            is_half = _laid(x.dtype)
-            self._call(
-                "block_products",
-                rows.data_ptr(),
-                len(rows),
-                address,
-                is_half,
-                made.data_ptr(),
-                *_threads(),
-            )
+            given = rows.data_ptr(), len(rows), address, _laid(x.dtype), made.data_ptr()
+            self._call("block_products", *given, torch.get_num_threads())
         return made.view(*x.shape[:-1], self.outs)
 
     def _by_panels(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -202,7 +196,7 @@ class Blocks:
             weight = self.numbers(rows.dtype, first, count)
             return torch.nn.functional.linear(rows, weight, bias)
         address = torch.ops.mkldnn.data_ptr(packed)
-        self._call("block_numbers", first, count, _PACKED_HALF, address, *_threads())
+        self._call("block_numbers", first, count, _PACKED_HALF, address, torch.get_num_threads())
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
         return out
 
@@ -318,10 +312,6 @@ def _laid(dtype: torch.dtype) -> int:
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"weights in blocks are float32 or bfloat16 to others, not {dtype}")
     return _ROWS_HALF if dtype == torch.bfloat16 else _ROWS_FLOAT
-
-
-def _threads() -> tuple[int]:
-    return (torch.get_num_threads(),)
 
 
 @cache

@@ -257,5 +257,3 @@ extern "C" void gemserve_block_products(const BlockMatrix *matrix, const void *x
         });
     }
 }
-
-extern "C" int64_t gemserve_block_matrix_bytes() { return sizeof(BlockMatrix); }

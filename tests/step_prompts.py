@@ -85,6 +85,14 @@ class Prompts:
         adapters = [self.adapters[index] for index in chosen]
         return model.decode(ids, batch, [self.final[index] for index in chosen], adapters)
 
+    def decode_ahead(self, model: CausalModel, index: int, tokens: Sequence[int]) -> torch.Tensor:
+        """The logits of several tokens more of one sequence in one step, which are forgotten."""
+        count = len(tokens)
+        slots = [self.lengths[index] + ahead for ahead in range(count)]
+        batch = DecodeBatch(self.memory, [self.kv(index)] * count, slots=slots, positions=slots)
+        adapters = [self.adapters[index]] * count
+        return model.decode(tokens, batch, [self.final[index]] * count, adapters)
+
     def by_layers(self) -> torch.Tensor:
         """The same by the layers, one sequence after the other."""
         rows = [self.decode(self.layers_of(i), [i]) for i in range(len(self.lengths))]

@@ -85,7 +85,7 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
             now_s = due_s
             continue
         plan = scheduler.schedule(CHUNK_TOKENS, is_decode_due=rng.random() < 0.4)
-        tokens = {row.sequence: 1 for row in plan.decodes}
+        tokens = {row.sequence: [1] for row in plan.decodes}
         kept: dict[int, Kept] = {}
         if plan.decodes:
             now_s += 0.004 + 0.0003 * len(plan.decodes)
@@ -97,7 +97,7 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
                 ids = scheduler.sequences[chunk.sequence].request.prompt_ids[: budget.high]
                 kept[chunk.sequence] = Kept(positions=chosen, ids=ids)
             elif chunk.is_last:
-                tokens[chunk.sequence] = 1
+                tokens[chunk.sequence] = [1]
                 first_s.append(now_s - arrived_s.pop(chunk.sequence))
         drawn = {number: scheduler.sequences[number] for number in tokens}
         finished = frozenset(

@@ -90,7 +90,11 @@ class Contestant:
         self._length = arguments.prompt_tokens
         self._room = self._length + 1024  # more tokens than will be drawn
         config = EngineConfig(
-            kv_memory_bytes=2 << 30, cache_memory=0.0, max_running=most, cpu_step=cpu_step
+            prompt_lookup="off",
+            kv_memory_bytes=2 << 30,
+            cache_memory=0.0,
+            max_running=most,
+            cpu_step=cpu_step,
         )
         model = ModelConfig(model=arguments.model, dtype=dtype, weights=weights)
         self.core: Core = build_core(model, config)

@@ -117,6 +117,8 @@ class EngineConfig:
     layers stay on the host; "auto": all above the filter layer. `cuda_graphs`: whether decode steps
     are recorded and replayed; "auto": if possible. `cpu_step`: whether a decode step on a CPU is
     one call of compiled C++; "auto": if there is a compiler, and the step has the model.
+    `prompt_lookup`: whether decode steps try tokens that follow the same words elsewhere in the
+    text; "auto": where the step is compiled and it pays; "on": wherever there are any.
     `host_memory`: with which recurrent states are compared; None: they are not.
 
     `reader`: another model, which looks at prompts for the one that answers, on `reader_device` and
@@ -145,6 +147,7 @@ class EngineConfig:
     offload_layers: int | Literal["auto"] = 0
     cuda_graphs: Switch = "auto"
     cpu_step: Switch = "auto"
+    prompt_lookup: Switch = "auto"
     host_memory: HostMemory | None = None
     reader: str | None = None
     reader_device: str = "auto"

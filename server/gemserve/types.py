@@ -756,7 +756,8 @@ class Finished:
     """The last event of a request. `error` is set exactly if the reason is `error`.
 
     `stop`: the stop string that ended the answer, if one did. `peak_kv_bytes` includes the filter
-    pass. `decode_kv_bytes` is what is held while decoding. `attention`: if the request asks for it.
+    pass. `decode_kv_bytes` is what is held while decoding. `proposed_tokens`, `accepted_tokens`: of
+    prompt-lookup decoding. `attention`: if the request asks for it.
     `windows_read`, `vectors`: if it wants no more.
     """
 
@@ -764,6 +765,8 @@ class Finished:
     completion_tokens: int
     peak_kv_bytes: int = 0
     decode_kv_bytes: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     error: str | None = None
     stop: str | None = None
     attention: AnswerAttention | None = None

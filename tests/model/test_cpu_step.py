@@ -74,6 +74,26 @@ def test_a_batch_gives_each_sequence_what_it_gets_alone(is_half: bool, compiler:
 
 @needs_compiler
 @pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
+@pytest.mark.parametrize("length", [1, 510, 512, 600])
+def test_tokens_of_one_sequence_in_one_step_are_those_of_several(
+    length: int, is_half: bool, compiler: None
+) -> None:
+    """Bit for bit: each sees those before it, also where a task's keys end."""
+    model = half_model() if is_half else CausalModel(models.build("qwen2"))
+    stepping = with_cpu_step(model, "on")
+    tokens = [7, 8, 9, 10, 11]
+    prompts = Prompts(model, [length])
+    alone = []
+    for token in tokens:
+        alone.append(prompts.decode(stepping, [0], [token]))
+        prompts.lengths = [prompts.lengths[0] + 1]
+    prompts.lengths = [length]
+    together = prompts.decode_ahead(stepping, 0, tokens)
+    assert torch.equal(together, torch.cat(alone))
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_half", [False, pytest.param(True, marks=needs_bfloat16)])
 def test_the_number_of_threads_changes_nothing(is_half: bool, compiler: None) -> None:
     """With several threads a matrix is cut into smaller units."""
     model = half_model() if is_half else CausalModel(models.build("qwen2"))

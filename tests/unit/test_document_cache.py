@@ -164,7 +164,7 @@ def _tokens(segment: Segment, row: int) -> range:
 def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> StepOutput:
     memory.move_and_copy(plan)
     kept: dict[int, Kept] = {}
-    tokens = {row.sequence: 1 for row in plan.decodes}
+    tokens = {row.sequence: [1] for row in plan.decodes}
     failed: set[int] = set()
     chunk = plan.chunk
     for row in plan.decodes:
@@ -186,7 +186,7 @@ def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> S
             else:
                 memory.overwrite(s)
             if chunk.is_last:
-                tokens[number] = 1
+                tokens[number] = [1]
     finished = frozenset(
         number
         for number in tokens

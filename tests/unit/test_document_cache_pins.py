@@ -247,7 +247,7 @@ def run_private_trace(seed: int) -> None:
         output = perform(s, replace(plan, moves=(), copies=(), chunk=None), memory, rng)
         tokens = dict(output.tokens)
         if chunk is not None and not chunk.is_filter and chunk.is_last:
-            tokens[chunk.sequence] = 1
+            tokens[chunk.sequence] = [1]
         s.commit(plan, replace(output, tokens=tokens, kept=kept))
         check()
         if s.is_idle and not pending:

@@ -26,9 +26,9 @@ def scheduler(max_running: int) -> Scheduler:
 def step(s: Scheduler) -> Chunk | None:
     """Run one step in which nothing ends; the chunk that was read."""
     plan = s.schedule(100, is_decode_due=False)
-    tokens = {row.sequence: 1 for row in plan.decodes}
+    tokens = {row.sequence: [1] for row in plan.decodes}
     if plan.chunk is not None:
-        tokens[plan.chunk.sequence] = 1
+        tokens[plan.chunk.sequence] = [1]
     s.commit(plan, StepOutput(is_chunk_done=True, tokens=tokens))
     s.check_integrity()
     return plan.chunk

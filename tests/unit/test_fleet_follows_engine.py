@@ -140,14 +140,14 @@ def _chunk_s(chunk: Chunk) -> float:
 
 
 def _output(scheduler: Scheduler, plan: StepPlan, is_done: bool) -> StepOutput:
-    tokens = {row.sequence: 1 for row in plan.decodes}
+    tokens = {row.sequence: [1] for row in plan.decodes}
     kept: dict[int, Kept] = {}
     chunk = plan.chunk
     if chunk is not None and chunk.is_last and is_done:
         if chunk.is_filter:
             kept[chunk.sequence] = Kept(positions=range(KEPT), ids=range(KEPT))
         else:
-            tokens[chunk.sequence] = 1
+            tokens[chunk.sequence] = [1]
     ended = [n for n in tokens if len(scheduler.sequences[n].generated) + 1 == ANSWER]
     return StepOutput(is_chunk_done=is_done, tokens=tokens, kept=kept, finished=frozenset(ended))
 

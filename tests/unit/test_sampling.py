@@ -18,7 +18,7 @@ from gemserve.decoding.sampling import (
     sorted_probabilities,
 )
 from gemserve.engine.running.draws import draw_tokens
-from gemserve.engine.sequence.step_plan import RunOutput
+from gemserve.engine.sequence.step_plan import DrawnToken, RunOutput
 from gemserve.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 3.0, -torch.inf])
@@ -371,8 +371,44 @@ def test_a_batch_of_draws_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -
         return [Draw(token=int(rows[0].argmax()), logprob=None)]
 
     monkeypatch.setattr("gemserve.engine.running.draws.draw", draw_alone)
-    samplers = [Sampler(params()).state for _ in range(2)]
+    samplers = {number: Sampler(params()).state for number in (4, 9)}
     out = RunOutput()
-    draw_tokens([([4, 9], torch.eye(2))], samplers, out)
-    assert {number: drawn.token for number, drawn in out.drawn.items()} == {4: 0, 9: 1}
+    draw_tokens([([4, 9], torch.eye(2))], samplers, {}, out)
+    assert {n: [each.token for each in drawn] for n, drawn in out.drawn.items()} == {4: [0], 9: [1]}
     assert out.retried == [("draw_batch", "RuntimeError: no batches")]
+
+
+@pytest.mark.parametrize(
+    ("proposed", "expected"),
+    [((2, 1), [2, 1, 0]), ((2, 0), [2, 1]), ((1, 1), [2])],
+    ids=["all", "the first", "none"],
+)
+def test_rows_are_drawn_from_as_far_as_proposals_were_right(
+    proposed: tuple[int, ...], expected: list[int]
+) -> None:
+    """The row behind a wrong proposal has seen a token that is not the answer's."""
+    rows = torch.eye(3)[[2, 1, 0]]
+    out = RunOutput()
+    samplers = {number: Sampler(params(temperature=0.0)).state for number in (4, 9)}
+    draw_tokens([([4, 4, 4], rows), ([9], rows[:1])], samplers, {4: proposed}, out)
+    assert {n: [each.token for each in drawn] for n, drawn in out.drawn.items()} == {
+        4: expected,
+        9: [2],
+    }
+
+
+def test_proposals_change_nothing_about_what_is_drawn_at_random() -> None:
+    """With one seed, the same tokens in steps of one row and of several."""
+    logits = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    given = params(temperature=1.0, seed=3, presence_penalty=0.5, logprobs=2)
+    alone = Sampler(given).state
+    expected = [draw(row[None], [alone])[0] for row in logits]
+    state, found = Sampler(given).state, list[DrawnToken]()
+    while len(found) < len(logits):
+        out = RunOutput()
+        some = logits[len(found) : len(found) + 4]
+        draw_tokens([([1] * len(some), some)], {1: state}, {1: (0, 1, 2)}, out)
+        found += out.drawn[1]
+    assert [(each.token, each.logprob) for each in found] == [
+        (each.token, each.logprob) for each in expected if isinstance(each, Draw)
+    ]

@@ -76,7 +76,7 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
 
     A chunk is through after two steps on average.
     """
-    tokens: dict[int, int] = {}
+    tokens: dict[int, list[int]] = {}
     kept: dict[int, Kept] = {}
     chunk = plan.chunk
     is_done = rng.random() < 0.5
@@ -89,9 +89,9 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
             positions = sorted(rng.sample(everything, count))
             kept[chunk.sequence] = kept_of(reader, positions)
         elif chunk.is_last:
-            tokens[chunk.sequence] = rng.randrange(100)
+            tokens[chunk.sequence] = [rng.randrange(100)]
     decoding = [row.sequence for row in plan.decodes]
-    tokens.update({number: rng.randrange(100) for number in decoding})
+    tokens.update({number: [rng.randrange(100)] for number in decoding})
     touched = [*decoding, *([chunk.sequence] if chunk is not None else [])]
     failures = frozenset(number for number in touched if rng.random() < failure_rate)
     finished = frozenset(
@@ -373,5 +373,5 @@ def test_what_waits_is_admitted_by_priority_then_arrival() -> None:
         assert plan.chunk is not None
         done = plan.chunk.sequence
         ended.append(done)
-        queue.commit(plan, StepOutput(tokens={done: 1}, finished=frozenset({done})))
+        queue.commit(plan, StepOutput(tokens={done: [1]}, finished=frozenset({done})))
     assert ended == [2, 4, 0, 3, 1]

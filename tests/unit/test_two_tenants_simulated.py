@@ -112,9 +112,9 @@ class Simulation:
             taken_s, is_done = self.read(plan.chunk, self.pace.slice_s(crowd))
             self.pace.observe_slice(taken_s, portion)
         self.now_s += taken_s
-        tokens = {row.sequence: 1 for row in plan.decodes}
+        tokens = {row.sequence: [1] for row in plan.decodes}
         if plan.chunk is not None and is_done and plan.chunk.is_last:
-            tokens[plan.chunk.sequence] = 1
+            tokens[plan.chunk.sequence] = [1]
         sequences = self.scheduler.sequences
         finished = [
             number

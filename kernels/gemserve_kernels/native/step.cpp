@@ -61,11 +61,10 @@ struct Room {
     ByteRows bytes;
 };
 constexpr int64_t NOWHERE = -1;  // in place of a layer: a matrix to which no adapter adds anything
-// Keys `low` … `high` − 1 of one row and key head, or of its adapter's prefix. The last task of a
-// row's own keys also stores the newest key.
+// Keys `low` … `high` − 1 of one row and key head, or of its adapter's prefix.
 struct Task {
     int64_t row, kv_head, low, high;
-    bool is_last, is_prefix;
+    bool is_prefix;
 };
 // `first`: for each row and key head, where its tasks begin; at the end, how many there are.
 struct Tasks {
@@ -365,11 +364,9 @@ template <typename T> class Runner {
                 const int64_t prefix = s.terms[row] ? s.terms[row]->prefix : 0;
                 listed.first.push_back(int64_t(listed.all.size()));
                 for (int64_t low = 0; low < prefix; low += SPLIT)
-                    listed.all.push_back({row, h, low, std::min(prefix, low + SPLIT), false, true});
-                for (int64_t low = start; low < length; low += SPLIT) {
-                    const int64_t high = std::min(length, low + SPLIT);
-                    listed.all.push_back({row, h, low, high, high == length, false});
-                }
+                    listed.all.push_back({row, h, low, std::min(prefix, low + SPLIT), true});
+                for (int64_t low = start; low < length; low += SPLIT)
+                    listed.all.push_back({row, h, low, std::min(length, low + SPLIT), false});
             }
         listed.first.push_back(int64_t(listed.all.size()));
         const size_t room = listed.all.size() * (m.heads / m.kv_heads) * (m.head_dim + 2);
@@ -380,6 +377,10 @@ template <typename T> class Runner {
         const int64_t group = m.heads / m.kv_heads, size = group * (m.head_dim + 2);
         const Tasks &tasks = tasks_by_window.find(layer.window)->second;
         const int64_t count = int64_t(tasks.all.size());
+// before anything is read, because rows of one sequence see those before them
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < s.rows * m.kv_heads; i++)
+            store_newest(layer, i / m.kv_heads, i % m.kv_heads);
 #pragma omp for schedule(dynamic)
         for (int64_t t = 0; t < count; t++)
             attend_task(layer, index, tasks.all[t], &parts[t * size]);
@@ -389,24 +390,37 @@ template <typename T> class Runner {
                 merge(layer, index, i, g, size, tasks.first[i], tasks.first[i + 1]);
     }
 
+    // A row's place in the table of layers like this one.
+    const int64_t *place_of(const Layer &layer, int64_t row) const {
+        return (layer.window ? s.window_table : s.table) + 5 * row;
+    }
+
+    // The first key of a row's sequence in a layer and key head.
+    T *first_key(const Layer &layer, int64_t row, int64_t h) const {
+        const int64_t *place = place_of(layer, row);
+        const int64_t first = place[0] + layer.place * place[3] + h * place[1];
+        return static_cast<T *>(s.memory) + first * m.head_dim;
+    }
+
+    void store_newest(const Layer &layer, int64_t row, int64_t h) {
+        const int64_t dim = m.head_dim, *place = place_of(layer, row);
+        const float *given = &qkv[row * (queries + 2 * keys)];
+        T *key = first_key(layer, row, h) + (place[4] - 1) * dim, *value = key + place[2] * dim;
+        std::vector<float> turned(dim);
+        turn(layer, row, given + queries + h * dim, layer.key_norm, turned.data());
+        const float *newest = given + queries + keys + h * dim;
+        for (int64_t i = 0; i < dim; i++) store_kv(key + i, turned[i]);
+        for (int64_t i = 0; i < dim; i++) store_kv(value + i, newest[i]);
+    }
+
     void attend_task(const Layer &layer, int64_t index, const Task &task, float *out) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, h = task.kv_head;
-        const int64_t *place = (layer.window ? s.window_table : s.table) + 5 * task.row;
         const float *given = &qkv[task.row * (queries + 2 * keys)];
-        const int64_t first = place[0] + layer.place * place[3] + h * place[1];
-        T *key = static_cast<T *>(s.memory) + first * dim;
-        T *value = key + place[2] * dim;
-        std::vector<float> query(group * dim), turned(dim);
+        std::vector<float> query(group * dim);
         for (int64_t g = 0; g < group; g++)
             turn(layer, task.row, given + (h * group + g) * dim, layer.query_norm, &query[g * dim]);
-        if (task.is_last) {
-            turn(layer, task.row, given + queries + h * dim, layer.key_norm, turned.data());
-            const float *newest = given + queries + keys + h * dim;
-            const int64_t at = (task.high - 1) * dim;
-            for (int64_t i = 0; i < dim; i++) store_kv(key + at + i, turned[i]);
-            for (int64_t i = 0; i < dim; i++) store_kv(value + at + i, newest[i]);
-        }
-        const T *some_keys = key, *some_values = value;
+        const T *some_keys = first_key(layer, task.row, h);
+        const T *some_values = some_keys + place_of(layer, task.row)[2] * dim;
         if (task.is_prefix) {
             const Terms &terms = *s.terms[task.row];
             const int64_t at = (index * m.kv_heads + h) * terms.prefix * dim;

@@ -281,6 +281,13 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "a compiler is installed and the model allows it",
     ),
     Option(
+        "--prompt-lookup",
+        "prompt_lookup",
+        choice("auto", "on", "off"),
+        "try tokens that follow the same words elsewhere in the text, several in one decode step; "
+        "auto: if the step is compiled, for as long as it pays",
+    ),
+    Option(
         "--reader",
         "reader",
         str,

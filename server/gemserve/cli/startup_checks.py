@@ -320,6 +320,7 @@ def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> No
         "filter_precision": engine.filter_precision != "model",
         "cuda_graphs": engine.cuda_graphs == "on",
         "cpu_step": engine.cpu_step == "on",
+        "prompt_lookup": engine.prompt_lookup == "on",
         "cache_dir": engine.cache_dir is not None,
         "calibrate": engine.calibrate == "later",
         "reader": engine.reader is not None,

@@ -28,12 +28,14 @@ from gemserve.engine.reuse.lookup import check_pin
 from gemserve.engine.reuse.windows import lend_groups
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
+from gemserve.engine.scheduling.prompt_lookup import PromptLookup
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion, Presence, loads_of
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
 from gemserve.engine.sequence.sequence import LAST, Sequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
+from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.errors import CapacityExceeded, ConfigError, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
@@ -111,6 +113,7 @@ class Core:
             cuda_graphs=config.cuda_graphs,
             **of_states,
         )
+        self._lookup = _lookup_of(model, config, eos_ids)
         self._scheduler = Scheduler(
             self._pool,
             num_layers=self._layout.num_layers,
@@ -118,6 +121,7 @@ class Core:
             cache_units=cache_units,
             shape=model.shape,
             layout=self._layout,
+            lookup=self._lookup,
         )
         self._idle = IdleReading(self._scheduler.cache, self._layout)
         self._idle_job: Job | None = None
@@ -333,6 +337,8 @@ class Core:
             named = AdapterName(adapter.name, adapter.version, adapter.num_positions)
             of_runner = replace(request, adapter=None if adapter is NO_ADAPTER else named)
             self._runner.begin(Task(sequence.order, of_runner), adapter)
+            if self._lookup is not None and sequence.plan.answer_layer is None:
+                sequence.text_index = TextIndex() if self.model.steps(adapter) else None
             self._scheduler.add(sequence)
             if sequence.window_pass is not None:
                 lend_groups(self._scheduler.cache, sequence, request.lent_groups)
@@ -468,7 +474,8 @@ class Core:
         is_watched = job.sequence.plan.answer_layer is not None
         if not isinstance(event, Finished) or drawn is None or not is_watched:
             return event
-        offsets = token_offsets(self.tokenizer, [*job.sequence.generated, drawn.token])
+        answer = [*job.sequence.generated, *(each.token for each in drawn)]
+        offsets = token_offsets(self.tokenizer, answer)
         found = self._runner.watched_answer(job.sequence.order, offsets)
         self._internal_errors["answer_attention"] += found is None
         return replace(event, attention=found)
@@ -505,7 +512,14 @@ class Core:
     def _observe(self, plan: StepPlan, out: RunOutput, limits: StepLimits) -> None:
         """Tell the pace how long a step took."""
         if plan.decodes:
-            self._pace.observe_decode(out.taken_s, len(plan.decodes), limits.portion)
+            num_rows = sum(1 + len(row.proposed) for row in plan.decodes)
+            self._pace.observe_decode(out.taken_s, num_rows, limits.portion)
+            if self._lookup is not None:
+                drawn = {
+                    number: [each.token for each in some] for number, some in out.drawn.items()
+                }
+                sequences = {n: self._jobs[n].sequence for n in drawn}
+                self._lookup.learn(plan.decodes, drawn, sequences, out.taken_s)
         if plan.chunk is not None:
             self._pace.observe_slice(out.taken_s, limits.portion)
             sequence = self._jobs[plan.chunk.sequence].sequence
@@ -541,6 +555,27 @@ class Core:
             if now_s - self._logged_s.get(name, -math.inf) >= _LOG_EVERY_S:
                 self._logged_s[name] = now_s
                 log.warning("%s failed, and was done for each sequence alone: %s", name, error)
+
+
+def _lookup_of(
+    model: CausalModel, config: ResolvedEngineConfig, end_ids: Collection[int]
+) -> PromptLookup | None:
+    """What proposes tokens, if decode steps can try several of one sequence.
+
+    Raises `ConfigError` if they must and cannot.
+    """
+    if config.prompt_lookup == "off":
+        return None
+    # a sliding window's memory and a recurrent state have no way back from a wrong token
+    has_way_back = not model.shape.windowed_layers and not model.has_states
+    if has_way_back and model.steps(NO_ADAPTER):
+        return PromptLookup(end_ids, is_forced=config.prompt_lookup == "on")
+    if config.prompt_lookup == "on":
+        why = "decode steps are not compiled (--cpu-step)"
+        if not has_way_back:
+            why = "layers of this model have a sliding window or keep a recurrent state"
+        raise ConfigError(f"prompt_lookup=on: {why}")
+    return None
 
 
 def _adapter_of(request: Request) -> Adapter:

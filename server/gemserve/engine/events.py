@@ -58,9 +58,11 @@ class EventMaker:
             emitted.append((job, replace(self.finished(job, "stop", 0), vectors=vectors)))
         for number in out.evicted:
             emitted.append((jobs[number], _filtered(jobs[number], None, now_s)))
+        for row in plan.decodes:
+            jobs[row.sequence].num_proposed += len(row.proposed)
         for number, drawn in out.drawn.items():
             job = jobs[number]
-            emitted += _made(job, out, partial(self._of_token, job, drawn, now_s))
+            emitted += _made(job, out, partial(self._of_tokens, job, drawn, now_s))
         for number, error in out.failures.items():
             job = jobs[number]
             message, count = _message(error, job.request), len(job.sequence.generated)
@@ -86,6 +88,8 @@ class EventMaker:
             decode_kv_bytes=job.sequence.kept_units(self._layout) * unit if is_generating else 0,
             error=error,
             stop=job.text.stopped_by,
+            proposed_tokens=job.num_proposed,
+            accepted_tokens=job.num_accepted,
         )
 
     def _of_first_step(self, job: Job, started_s: float) -> list[Event]:
@@ -123,10 +127,19 @@ class EventMaker:
             return [replace(filtered, ids=kept.ids), self.finished(job, "stop", 0)]
         return [filtered]
 
-    def _of_token(self, job: Job, drawn: DrawnToken, now_s: float) -> list[Event]:
-        """The text of one token, and the end of the request if this is its last token."""
+    def _of_tokens(self, job: Job, drawn: Ids[DrawnToken], now_s: float) -> list[Event]:
+        """The texts of a step's tokens. What was drawn behind the last one does not count."""
+        events: list[Event] = []
+        for index, token in enumerate(drawn):
+            job.num_accepted += index > 0
+            events += self._of_token(job, token, len(job.sequence.generated) + 1 + index, now_s)
+            if isinstance(events[-1], Finished):
+                break
+        return events
+
+    def _of_token(self, job: Job, drawn: DrawnToken, count: int, now_s: float) -> list[Event]:
+        """The text of the `count`-th token, and the end of the request if it is the last one."""
         sampling, token = job.request.sampling, drawn.token
-        count = len(job.sequence.generated) + 1
         reason: FinishReason | None = None
         text = ""
         # a grammar allows an end only after a whole answer, and then it may allow nothing else
@@ -167,7 +180,7 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
     return StepOutput(
         is_chunk_done=out.is_chunk_done,
         taken_s=out.taken_s,
-        tokens={number: drawn.token for number, drawn in out.drawn.items()},
+        tokens={number: [each.token for each in drawn] for number, drawn in out.drawn.items()},
         kept=out.kept,
         failed_filters=frozenset(n for n, kept in out.kept.items() if kept.has_failed),
         finished=frozenset(ended - set(out.failures)),

@@ -56,6 +56,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     report: FilterReport | None = None
     completion_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -99,6 +101,8 @@ class Choice:
             self.completion_tokens += len(event.token_ids)
         else:
             self.completion_tokens = event.completion_tokens
+            self.proposed_tokens = event.proposed_tokens
+            self.accepted_tokens = event.accepted_tokens
 
 
 def attention_of(finished: Finished) -> AttentionExtras:

@@ -202,10 +202,8 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
     def _usage_of(self, choice: Choice) -> Usage:
         """The usage of one choice until now."""
         assert choice.report is not None  # it comes first
-        return usage_object([choice.report], choice.completion_tokens)
+        return usage_object([choice.report], [choice])
 
     def _usage(self) -> Usage:
         """Each prompt counts once, however many choices it has."""
-        return usage_object(
-            self._reports(), sum(choice.completion_tokens for choice in self.choices)
-        )
+        return usage_object(self._reports(), self.choices)

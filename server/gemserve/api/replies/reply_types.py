@@ -81,6 +81,13 @@ class PromptTokensDetails(TypedDict):
     protected_tokens: NonNegative
 
 
+class CompletionTokensDetails(TypedDict):
+    """Tokens that prompt-lookup decoding has proposed, by whether they were drawn."""
+
+    accepted_prediction_tokens: NonNegative
+    rejected_prediction_tokens: NonNegative
+
+
 class Usage(TypedDict):
     """`prompt_tokens` counts what was sent, not what the filter kept."""
 
@@ -88,6 +95,7 @@ class Usage(TypedDict):
     completion_tokens: NonNegative
     total_tokens: NonNegative
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class ReplyHead(TypedDict):

@@ -37,7 +37,7 @@ async def selection_reply(
         return failure_response(finished)
     shown = report if shows_selection else replace(report, selection=None)
     text = await to_thread.run_sync(decode, kept)
-    usage = usage_object([report], 0)
+    usage = usage_object([report], ())
 
     def content() -> Selection:
         return {"filter": filter_object(shown), "text": text, "usage": usage}

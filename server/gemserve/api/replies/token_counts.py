@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from gemserve.api.replies.choice import Choice
 from gemserve.api.replies.reply_types import FilterObject, Usage
 from gemserve.types import FilterReport, Request
 
@@ -18,14 +19,15 @@ def filter_object(report: FilterReport) -> FilterObject:
     return {**asdict(report), "filter_ms": round(report.filter_ms, 3)}
 
 
-def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usage:
-    """Usage of a reply to prompts with these reports.
+def usage_object(reports: Sequence[FilterReport], choices: Sequence[Choice]) -> Usage:
+    """Usage of a reply to prompts with these reports, and with these choices until now.
 
     `prompt_tokens` counts what the client sent, not what the filter kept.
     """
+    completion_tokens = sum(choice.completion_tokens for choice in choices)
     prompt_tokens = sum(report.prompt_tokens for report in reports)
     cached_tokens = sum(map(cached_tokens_of, reports))
-    return {
+    usage: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -35,6 +37,13 @@ def usage_object(reports: Sequence[FilterReport], completion_tokens: int) -> Usa
             "protected_tokens": sum(report.protected_tokens for report in reports),
         },
     }
+    if proposed := sum(choice.proposed_tokens for choice in choices):
+        accepted = sum(choice.accepted_tokens for choice in choices)
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": proposed - accepted,
+        }
+    return usage
 
 
 def cached_tokens_of(report: FilterReport) -> int:

@@ -71,6 +71,13 @@ class Metrics:
         for source in ("read", "cache"):
             self._windows.labels(source)
         self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._proposed = self._counter(
+            "proposed_tokens",
+            "Tokens that prompt-lookup decoding has tried, by whether they came",
+            ["outcome"],
+        )
+        for outcome in ("accepted", "rejected"):
+            self._proposed.labels(outcome)
         self._ttft = self._seconds("time_to_first_token", "From arrival to first token")
         self._itl = self._seconds("inter_token_latency", "Between consecutive tokens")
         self._e2e = self._seconds("e2e_request_latency", "From arrival to last token")
@@ -238,6 +245,10 @@ class RequestObserver:
                 if event.completion_tokens > 1:
                     mean_s = (self._last_s - self._first_s) / (event.completion_tokens - 1)
                     m._per_token.observe(mean_s)
+            if event.proposed_tokens:
+                rejected = event.proposed_tokens - event.accepted_tokens
+                m._proposed.labels("accepted").inc(event.accepted_tokens)
+                m._proposed.labels("rejected").inc(rejected)
             if event.peak_kv_bytes:
                 m._kv.labels("peak").observe(event.peak_kv_bytes)
                 m._kv.labels("decode").observe(event.decode_kv_bytes)

@@ -179,11 +179,13 @@ class Runner:
             if chunk.is_filter and state.plan.fails_open:
                 self._keep_all_after_failure(chunk.sequence, state, out)
         if logits and self._lockstep.draws_tokens:
-            numbers = [number for some, _ in logits for number in some]
-            draw_tokens(logits, [self._states[number].sampler for number in numbers], out)
+            numbers = {number for some, _ in logits for number in some}
+            samplers = {number: self._states[number].sampler for number in numbers}
+            proposed = {row.sequence: row.proposed for row in plan.decodes}
+            draw_tokens(logits, samplers, proposed, out)
         for number, drawn in out.drawn.items():
             if (state := self._states[number]).plan.answer_layer is not None:
-                state.drawn.append(drawn.token)
+                state.drawn += [each.token for each in drawn]
         # drawing tokens waits until the GPU has finished decoding
         out.taken_s = time.monotonic() - out.started_s
         return out
@@ -232,7 +234,7 @@ class Runner:
         for row in rows:
             together.setdefault(self._decoder_of(row), []).append(row)
         for (model, _), some in together.items():
-            numbers = [row.sequence for row in some]
+            numbers = [row.sequence for row in some for _ in (row, *row.proposed)]
             try:
                 logits.append((numbers, self._decode_rows(some, model)))
                 continue
@@ -244,7 +246,7 @@ class Runner:
                 # without graphs, because the next replay would overwrite the logits
                 of_row = self._try(row.sequence, out, self._decode_rows, [row], model, False)
                 if of_row is not None:
-                    logits.append(([row.sequence], of_row))
+                    logits.append(([row.sequence] * len(of_row), of_row))
         for row in rows:
             state = self._states[row.sequence]
             if state.plan.answer_layer is not None and row.sequence not in out.failures:
@@ -263,7 +265,11 @@ class Runner:
     def _decode_rows(
         self, rows: Ids[DecodeRow], model: CausalModel, may_replay: bool = True
     ) -> torch.Tensor:
-        """Logits of sequences that one model decodes: [sequences, vocab], float32."""
+        """Logits of sequences that one model decodes: [rows, vocab], float32.
+
+        A row of each sequence's newest token, followed by those of what it proposes.
+        """
+        rows = [each for row in rows for each in _with_proposed(row)]
         states = [self._states[row.sequence] for row in rows]
         batch = DecodeBatch(
             self.memory,
@@ -485,6 +491,15 @@ class Runner:
         except Exception as error:
             out.failures[number] = described(error)
             return None
+
+
+def _with_proposed(row: DecodeRow) -> list[DecodeRow]:
+    """The row, and one for each token that it proposes."""
+    following = [
+        row._replace(token=token, slot=row.slot + ahead, position=row.position + ahead)
+        for ahead, token in enumerate(row.proposed, start=1)
+    ]
+    return [row, *following]
 
 
 def described(error: Exception) -> str:

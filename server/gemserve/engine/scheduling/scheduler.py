@@ -36,6 +36,7 @@ from gemserve.engine.reuse.windows import (
     release_windows,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
+from gemserve.engine.scheduling.prompt_lookup import PromptLookup
 from gemserve.engine.scheduling.time_shares import Portion, Turns
 from gemserve.engine.sequence.sequence import LAST, Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
@@ -64,20 +65,22 @@ class Scheduler:
         cache_units: int = 0,
         shape: ModelShape | None = None,
         layout: KVLayout | None = None,
+        lookup: PromptLookup | None = None,
     ) -> None:
         """`num_layers`: those with keys and values. `cache_units`: how much of the pool the
         document cache may hold. `layout`: how sequences have their keys and values; None: as those
         do that keep all tokens in all layers.
 
         `shape`: the model's, by which the costs of reading a prompt whole and of filtering it are
-        compared; None: they are not.
+        compared; None: they are not. `lookup`: what proposes tokens for decode steps; None: nothing
+        does.
         """
         self.pool = pool
         self.cache = DocumentCache(pool, cache_units)
         # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
         self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
-        self._max_running = max_running
+        self._max_running, self._lookup = max_running, lookup
         self._awaits_compaction = False
         self._turns = Turns()
         self._reading = ReadingShares()
@@ -121,6 +124,8 @@ class Scheduler:
         if chunk is None and portion is not None:
             decoding = self._turns.choose(decoding, portion)
         rows = tuple(map(_decode_row, decoding)) if chunk is None else ()
+        if rows and self._lookup is not None and portion is None:
+            rows = self._lookup.propose(rows, decoding)
         return StepPlan(tuple(moves), tuple(copies), rows, chunk)
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
@@ -134,7 +139,7 @@ class Scheduler:
                 self.sequences[plan.chunk.sequence].open_tokens = plan.chunk.count
         for row in plan.decodes:
             if row.sequence not in output.failures:
-                self.sequences[row.sequence].generated.append(output.tokens[row.sequence])
+                self.sequences[row.sequence].generated += output.tokens[row.sequence]
         for number in output.finished:
             self.finish(self.sequences[number])
         for number in output.failures:
@@ -409,7 +414,7 @@ class Scheduler:
             is_complete = chunk.is_last and number not in output.failed_filters
             self._keep(sequence, output.kept[number], is_complete)
         elif chunk.is_last and not sequence.request.ends_when_read:
-            sequence.generated.append(output.tokens[number])
+            sequence.generated += output.tokens[number]
             sequence.state = State.DECODING
             if sequence.evicts:
                 sequence.done = sequence.num_kept

@@ -77,10 +77,12 @@ class Portion:
 class StepTimes:
     """Learns how many seconds a decode step takes with so many sequences.
 
-    It keeps a smoothed point for each power of two, and draws lines between them.
+    It keeps a smoothed point for each power of two, and draws lines between them. `row_share`:
+    outside of what is known, a sequence more takes this part of what those known take each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, row_share: float = 1.0) -> None:
+        self._row_share = row_share
         self._points: dict[int, tuple[float, float]] = {}  # sequences and seconds
 
     def observe(self, num_rows: int, seconds: float) -> None:
@@ -90,14 +92,14 @@ class StepTimes:
         self._points[num_rows.bit_length()] = point
 
     def seconds_of(self, num_rows: int) -> float:
-        """Seconds of a step. Outside of what is known, each sequence takes equally long."""
+        """Seconds of a step; 0 before one has been observed."""
         points = [self._points[bits] for bits in sorted(self._points)]
         if not points:
             return 0.0
         index = bisect_left(points, (num_rows, 0.0))
         if index in (0, len(points)):
             rows, seconds = points[min(index, len(points) - 1)]
-            return seconds * num_rows / rows
+            return seconds * (1 + self._row_share * (num_rows / rows - 1))
         (fewer, low_s), (more, high_s) = points[index - 1 : index + 1]
         return low_s + (max(high_s, low_s) - low_s) * (num_rows - fewer) / (more - fewer)
 

@@ -15,7 +15,8 @@ class Job:
     """A request with its place in the schedule and its text.
 
     `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
-    `started_s` is the time of its first step (`time.monotonic()`).
+    `started_s` is the time of its first step (`time.monotonic()`). `num_proposed`: tokens that
+    were tried behind its newest ones; `num_accepted` of them were drawn.
     """
 
     request: Request
@@ -23,6 +24,8 @@ class Job:
     text: TextStream
     reason: FilterReason | None
     started_s: float | None = None
+    num_proposed: int = 0
+    num_accepted: int = 0
 
 
 Emitted = list[tuple[Job, Event]]

@@ -14,6 +14,7 @@ from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import KVPlace, Share, Span
+from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
 from gemserve.filter_plan import FilterPlan
@@ -64,6 +65,7 @@ class Sequence:
     decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     window_pass: WindowPass | None = field(init=False)
+    text_index: TextIndex | None = None  # of what it may propose; None: nothing
     is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
     # `found` of the other way to read it, filtered or whole: many long prompts may wait

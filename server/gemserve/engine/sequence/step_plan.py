@@ -62,7 +62,8 @@ class DecodeRow(NamedTuple):
     """The newest token of a decoding sequence. Its keys and values go to `slot`.
 
     `position` is its place in the text, which is larger after an eviction. `rope_tokens`: see
-    `Chunk`. `place`: where the sequence's keys and values are.
+    `Chunk`. `place`: where the sequence's keys and values are. `proposed`: what may follow the
+    token, and is tried in the same step, in the slots behind it.
     """
 
     sequence: int
@@ -71,6 +72,7 @@ class DecodeRow(NamedTuple):
     position: int
     rope_tokens: int
     place: KVPlace
+    proposed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class Kept:
 class RunOutput:
     """What the runner returns for one step: results of sequences by their numbers.
 
+    `drawn`: one token of a sequence, and one more for each that was proposed and drawn.
     `scored` has the log-probabilities of prompts that were read whole. `evicted` lists sequences
     whose keys and values were partly dropped; each of their layers keeps different positions.
     `summarized` and `vectors` have what was read of those that want no more.
@@ -158,7 +161,7 @@ class RunOutput:
     """
 
     started_s: float = 0.0
-    drawn: dict[int, DrawnToken] = field(default_factory=dict)
+    drawn: dict[int, list[DrawnToken]] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
     scored: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
@@ -177,14 +180,14 @@ class StepOutput:
 
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
     `taken_s`: seconds of the step; 1 if nobody measures, so that steps count alike.
-    `tokens`: one for each decoding sequence and for a prefill that ended. `kept`: what a
+    `tokens`: one or more of each decoding sequence and of a prefill that ended. `kept`: what a
     filter pass chose, or all where it failed (`failed_filters`). `finished`:
     sequences that ended with this step.
     """
 
     is_chunk_done: bool = True
     taken_s: float = 1.0
-    tokens: Mapping[int, int] = field(default_factory=dict)
+    tokens: Mapping[int, Ids[int]] = field(default_factory=dict)
     kept: Mapping[int, Kept] = field(default_factory=dict)
     failed_filters: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()

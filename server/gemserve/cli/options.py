@@ -309,6 +309,10 @@ MEMORY_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.flag == "--
 WEIGHT_OPTIONS = tuple(
     option for option in ENGINE_OPTIONS if option.flag in ("--filter-precision", "--offload-layers")
 )
+# The settings of a model that reads for another one, as far as costs depend on them.
+READER_OPTIONS = tuple(
+    option for option in ENGINE_OPTIONS if option.flag in ("--reader", "--reader-memory")
+)
 SERVER_OPTIONS: tuple[Option, ...] = (
     Option("--host", "host", str, "address to listen on"),
     Option("--port", "port", number(0, 65535), "port to listen on"),

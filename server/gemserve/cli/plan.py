@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gemserve.calibration.files import Calibration, find_calibration, read_calibration
 from gemserve.cli.options import (
     MODEL_OPTIONS,
+    READER_OPTIONS,
     WEIGHT_OPTIONS,
     add_options,
     read_bytes,
@@ -44,7 +45,7 @@ from gemserve.errors import ConfigError
 from gemserve.types import MAX_QUESTION_TOKENS, Keep
 
 if TYPE_CHECKING:
-    from gemserve.filtering.method_cost import MethodPlan
+    from gemserve.filtering.method_cost import MethodPlan, Reader
 
 _KV_MEMORY = "4GiB"
 
@@ -70,7 +71,7 @@ def add_command(commands: Any) -> None:
         help=f"default: {_KV_MEMORY}; with --fleet: what weights leave of the accelerator's memory",
     )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
-    add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS)
+    add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS, READER_OPTIONS)
     add_fleet_options(parser)
     parser.set_defaults(run=run)
 
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     kv_memory = arguments.kv_memory or _KV_MEMORY
     memory = read_value("kv_memory", kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    engine = read_options(arguments, WEIGHT_OPTIONS, EngineConfig)
+    engine = read_options(arguments, (*WEIGHT_OPTIONS, *READER_OPTIONS), EngineConfig)
     if not arguments.fleet and arguments.accelerator is None and model.device == "auto":
         # reading is timed on this machine, so it is the dtype that a server has here that counts
         model = replace(model, device=resolve_device(model.device).type)
@@ -112,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     weights = weights_of(
         hf, dtype, filter_layer=layer, filter_precision=precision, offload_layers=offloaded
     )
+    reader, of_reader = _find_reader(model, engine)
     context_tokens = find_context_tokens(hf.config)
     _warn_beyond(num_tokens, context_tokens, window)
     dtype_name = str(dtype).removeprefix("torch.")
@@ -122,6 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 f"offload_layers={offloaded}: must be 0 with --fleet, which does not know how fast "
                 "weights come from the host"
+            )
+        if reader is not None:
+            raise ConfigError(
+                f"reader={engine.reader}: not with --fleet, whose replicas have one model each"
             )
         planned = PlannedRequest(
             shape=shape,
@@ -145,6 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
             layer=layer,
             memory_bytes=memory,
             window=window,
+            reader=reader,
         )
         whole = next(row for row in rows if row.method == "none")
         speed = speed_of(
@@ -162,8 +169,10 @@ def run(arguments: argparse.Namespace) -> int:
             "starts"
         )
     _print_weights(weights, dtype_name)
+    if of_reader is not None:
+        print(f"weights of the reader: {_mib(of_reader.device)}, beside those")
     if arguments.json:
-        settings = {
+        settings: dict[str, object] = {
             "model": model.model,
             "tokens": num_tokens,
             "keep": kept,
@@ -178,8 +187,36 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.fleet:
             print(json.dumps({**settings, **fleet, "dtype": dtype_name}))
         else:
+            if of_reader is not None:
+                settings |= {"reader": engine.reader, "reader_weights": asdict(of_reader)}
             _print_json(settings, dtype_name, weights, rows, speed)
     return 0
+
+
+def _find_reader(
+    model: ModelConfig, engine: EngineConfig
+) -> tuple[Reader | None, WeightPlan | None]:
+    """The model that looks, if another one does, and its weights."""
+    from gemserve.filtering.method_cost import Reader
+    from gemserve.model.loader import model_from_config
+    from gemserve.model.planned_reach import planned_shape
+    from gemserve.model.weight_memory import weights_of
+
+    if engine.reader is None:
+        return None, None
+    hf, dtype, source = model_from_config(replace(model, model=engine.reader))
+    shape = planned_shape(hf, dtype)
+    calibration = _find_calibration("auto", engine.reader, source, shape)
+    reader = Reader(
+        shape=shape,
+        layer=calibration.layer,
+        window=find_window("auto", calibration) or Calibration.USUAL_WINDOW,
+        memory_bytes=engine.reader_memory_bytes,
+    )
+    weights = weights_of(
+        hf, dtype, filter_layer=calibration.layer, filter_precision="model", offload_layers=0
+    )
+    return reader, weights
 
 
 def _read_count(name: str, text: str) -> int:
@@ -254,7 +291,7 @@ def _print_table(
     heads = ("method", "prompt FLOPs", first, "speed-up ≤", "KV filtering", "KV decoding", reading)
     lines = [
         (
-            row.method if row.window is None else f"{row.method}, windows of {row.window:,}",
+            _way_of(row),
             f"{row.prompt_flops:.3e}",
             _seconds(speed.seconds(row.prompt_flops)),
             f"{row.bound:.2f}×",
@@ -267,6 +304,11 @@ def _print_table(
     ]
     print(*aligned([(*heads, "decoding"), *lines], left=(0,)), sep="\n")
     print(f"times: by {speed.source}")
+
+
+def _way_of(row: MethodPlan) -> str:
+    windows = "" if row.window is None else f", windows of {row.window:,}"
+    return f"{row.method}{windows}{', by the reader' if row.has_reader else ''}"
 
 
 def _seconds(seconds: float) -> str:

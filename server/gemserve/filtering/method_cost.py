@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from gemserve.cost import ModelShape
@@ -70,13 +70,28 @@ def _decoding_bytes(shape: ModelShape, method: FilterMethod, num_kept: int, max_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A model that looks at prompts for the one that answers, up to its filter layer.
+
+    `window`: the most tokens of its windows. `memory_bytes`: of its keys and values.
+    """
+
+    shape: ModelShape
+    layer: int
+    window: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodPlan:
     """One row of `gemserve plan`. `bound`: FLOPs of a full read over FLOPs of this method.
 
-    `window`: the most tokens of a window; None: the prompt is read as one sequence.
+    `window`: the most tokens of a window; None: the prompt is read as one sequence. `has_reader`:
+    another model looks.
     """
 
     method: FilterMethod
+    has_reader: bool = False
     window: int | None
     prompt_flops: float
     bound: float
@@ -96,10 +111,12 @@ def plan_methods(
     layer: int,
     memory_bytes: int,
     window: int | None = None,
+    reader: Reader | None = None,
 ) -> list[MethodPlan]:
     """Cost of one request under each method, and how many fit in `memory_bytes` at once.
 
-    Methods that read windows have a second row for windows of `window` tokens, if it is given.
+    Methods that read windows have a second row for windows of `window` tokens, if it is given, and
+    a last one for the `reader`, if there is one.
     `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
     those past it.
     """
@@ -127,4 +144,30 @@ def plan_methods(
                 requests_decoding=memory_bytes // decode,
             )
         )
+    if reader is not None and num_tokens > keep:
+        rows += [
+            _read_by(reader, row, shape, num_tokens, keep)
+            for row in rows
+            if row.window is None and METHODS[row.method].reads_windows
+        ]
     return rows
+
+
+def _read_by(
+    reader: Reader, row: MethodPlan, shape: ModelShape, num_tokens: int, keep: int
+) -> MethodPlan:
+    """A row of a model with this shape, if the reader looks in its place."""
+    looking = reader.shape, row.method, num_tokens
+    of_both = prompt_flops(*looking, keep, reader.layer, reader.window)
+    of_kept, own_kept = (s.prefill_chunk(0, keep) + s.head() for s in (reader.shape, shape))
+    flops = of_both - of_kept + own_kept
+    filtering = reading_bytes(*looking, reader.layer, reader.window)
+    return replace(
+        row,
+        has_reader=True,
+        window=reader.window if reader.window < num_tokens else None,
+        prompt_flops=flops,
+        bound=row.bound * row.prompt_flops / flops,
+        filter_kv_bytes=filtering,
+        requests_filtering=min(reader.memory_bytes // filtering, row.requests_decoding),
+    )

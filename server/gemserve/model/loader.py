@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from gemserve.model.quantised import check_quantisation, quantisation_of
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
 from gemserve.model.reach import find_reaches
 from gemserve.model.recurrent_state import find_states
+from gemserve.model.remembered_checks import check_once
 from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve_kernels import select_backend
 from gemserve_kernels.blocks import check_compiled
@@ -98,7 +100,11 @@ def load(
     try:
         with _load_errors("cannot be served"), _backend_errors():
             model = place(weights, device, offload_layers, config.attention_backend, shard)
-        check_servable(model)
+        if device.type == "cpu" and num_ranks == 1 and not config.trust_remote_code:
+            settings = config, dtype, offload_layers
+            check_once(partial(check_servable, model), checkpoint.source, settings)
+        else:  # a driver or another process may have changed, or code that is not in the folder
+            check_servable(model)
     except ModelError as error:
         raise ModelError(f"model {config.model!r}: {error}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):

@@ -20,6 +20,8 @@ from benchmarks.other_servers import peer_models
 ENVIRONMENTS = Path(__file__).parents[2] / ".venv-peers"
 MODEL = "smollm2"
 CONTEXT = 8192
+# no other server proposes tokens unless it is told to
+_STEPS = ("--prompt-lookup", "off")
 _READY_S = 300.0
 _STOP_S = 15.0
 
@@ -84,9 +86,11 @@ _VLLM_ENVIRONMENT = {
 # a build that runs everywhere, so without AVX-512: one for this processor would be faster
 _LLAMA = ENVIRONMENTS / "llama" / "bin" / "python"
 SERVERS = {
-    "gemserve": ServerKind(_GEMSERVE, _gemserve("--cache-memory", "0")),
-    "gemserve-document-cache": ServerKind(_GEMSERVE, _gemserve()),
-    "gemserve-bf16": ServerKind(_GEMSERVE, _gemserve("--cache-memory", "0", "--dtype", "bfloat16")),
+    "gemserve": ServerKind(_GEMSERVE, _gemserve("--cache-memory", "0", *_STEPS)),
+    "gemserve-document-cache": ServerKind(_GEMSERVE, _gemserve(*_STEPS)),
+    "gemserve-bf16": ServerKind(
+        _GEMSERVE, _gemserve("--cache-memory", "0", "--dtype", "bfloat16", *_STEPS)
+    ),
     "vllm": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_ENVIRONMENT),
     "vllm-as-it-comes": ServerKind(_VLLM, _vllm("--no-enable-prefix-caching"), _VLLM_AS_IT_COMES),
     "vllm-prefix-cache": ServerKind(

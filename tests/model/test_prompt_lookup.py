@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 
-from gemserve.config import EngineConfig
+from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
@@ -16,6 +19,7 @@ from gemserve.types import (
     Event,
     FilterParams,
     Finished,
+    Grammar,
     Request,
     SamplingParams,
     Switch,
@@ -179,3 +183,28 @@ def test_a_failing_step_with_proposals_ends_its_request_alone(
     assert second.end.reason == "length"
     expected = answers(core("off"), [REQUESTS["logprobs"]])[0][0]
     assert (second.tokens, second.logprobs) == (expected.tokens, expected.logprobs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_grammar_holds_and_ends_the_answer(temperature: float) -> None:
+    """What an answer may say next depends on all tokens before it, proposed or not."""
+    words = {"type": "string", "enum": ["the lantern in the harbour", "the harbour's lantern"]}
+    schema = {"type": "array", "items": words, "minItems": 6, "maxItems": 8}
+    settings = EngineConfig(kv_memory_bytes=64 << 20)
+    found = []
+    switches: tuple[Switch, ...] = ("off", "on")
+    for lookup in switches:
+        engine = build_core(ModelConfig(device="cpu"), replace(settings, prompt_lookup=lookup))
+        prompt = engine.tokenizer.encode("the lantern in the harbour, the harbour's lantern: ")
+        one = replace(
+            asked(1),
+            prompt_ids=prompt,
+            sampling=SamplingParams(max_tokens=400, temperature=temperature, seed=7),
+            grammar=Grammar(json.dumps(schema)),
+        )
+        found.append(answers(engine, [one])[0][0])
+        text = engine.tokenizer.decode(found[-1].tokens, skip_special_tokens=True)
+        jsonschema.validate(json.loads(text), schema)
+    off, on = found
+    assert (on.tokens, on.end.reason) == (off.tokens, "stop")
+    assert on.end.accepted_tokens > 0

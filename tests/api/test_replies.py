@@ -183,16 +183,46 @@ async def test_equal_client_ids_are_two_requests(tokenizer: Any) -> None:
     assert len({r.json()["id"] for r in replies}) == 3
 
 
-async def test_keep_alive_comments_while_nothing_is_said(tokenizer: Any) -> None:
-    """A proxy would close a connection that is silent for as long as a long prefill takes."""
+async def test_empty_chunks_while_nothing_is_said(tokenizer: Any) -> None:
+    """Proxies and clients give up a stream that is silent while a long prompt is read.
+
+    Comments do not reset the timers of some clients.
+    """
     core = FakeCore(0.2, FILTERED, 0.2, "a", "b")
     async with api_over(core, tokenizer, keep_alive_s=0.03) as api:
         reply = await api.post(CHAT, stream=True)
-        assert reply.text.count(": keep-alive\n\n") >= 4
-        assert reply.text.startswith(":")
-        assert text_of(data_of(reply)) == "ab"
+        chunks = data_of(reply)
+        idle = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        assert [chunk["choices"][0] for chunk in chunks].count(idle) >= 4
+        assert chunks[0]["choices"] == [idle]
+        assert text_of(chunks) == "ab"
         core.script = (FILTERED, "a", "b")
-        assert ": keep-alive" not in (await api.post(CHAT, stream=True)).text
+        chunks = data_of(await api.post(CHAT, stream=True))
+        assert idle not in [chunk["choices"][0] for chunk in chunks]
+
+
+async def test_an_ended_choice_says_nothing_in_pauses(tokenizer: Any) -> None:
+    core = FakeCore(0.2, FILTERED, "a")  # one after the other
+    async with api_over(core, tokenizer, keep_alive_s=0.05) as api:
+        chunks = data_of(await api.post(CHAT, stream=True, n=2))
+    ended = set()
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            assert choice["index"] not in ended
+            if choice["finish_reason"]:
+                ended.add(choice["index"])
+    assert ended == {0, 1}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_head_comes_within_a_second(path: str, tokenizer: Any) -> None:
+    """A client that waits for it cannot tell a server that reads from one that is gone."""
+    core = FakeCore(1.4, FILTERED, "a")
+    async with api_over(core, tokenizer) as api:
+        chunks = data_of(await api.post(path, stream=True))
+    assert "filter" not in chunks[0]
+    assert "filter" in chunks[1]
+    assert text_of(chunks) == "a"
 
 
 @both

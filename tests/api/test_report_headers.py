@@ -54,14 +54,16 @@ async def test_several_prompts_have_no_single_report(api: Api) -> None:
 
 
 def test_a_long_filter_pass_holds_no_stream_back(tokenizer: Any) -> None:
-    """The headers wait for the first event, and a keep-alive comment is one."""
+    """The headers wait for the first event, and an empty chunk is one."""
     gate = threading.Event()
     core = FakeCore(gate, FILTERED, "a")
     with live_server(serving_over(core, tokenizer, keep_alive_s=0.05)) as url:
         body = {"model": "fake", "prompt": "x", "stream": True}
         with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=10) as reply:
             lines = reply.iter_lines()
-            assert next(lines) == ": keep-alive"
+            chunk = json.loads(next(lines).removeprefix("data: "))
+            assert chunk["choices"][0]["text"] == ""
+            assert "filter" not in chunk
             assert PROMPT not in reply.headers
             gate.set()
             assert '"filter"' in "".join(lines)

@@ -21,6 +21,12 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Say it."},
     MESSAGES: {"messages": USER, "max_tokens": 9},
 }
+FILLERS = {
+    COMPLETIONS: b'"text": ""',
+    CHAT: b'"delta": {}',
+    RESPONSES: b"event: response.in_progress",
+    MESSAGES: b"event: ping",
+}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -50,7 +56,7 @@ def test_a_long_silence_is_filled(tokenizer: Any, path: str) -> None:
         server.send(path, **BODIES[path], stream=True) as connection,
     ):
         seen = b""
-        filler = b"event: ping" if path == MESSAGES else b": keep-alive"
+        filler = FILLERS[path]
         while seen.count(filler) < 3:
             part = connection.recv(65536)
             assert part, seen

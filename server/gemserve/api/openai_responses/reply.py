@@ -18,7 +18,8 @@ from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, 
 from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader
-from gemserve.api.replies.server_sent_events import KEEP_ALIVE, event_stream_with, named_event
+from gemserve.api.replies.reply_types import ChunkExtras
+from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, Finished, TextDelta
 
@@ -55,16 +56,17 @@ async def _events(
 ) -> AsyncGenerator[str]:
     """Server-sent events, numbered. The last one is response.completed, .incomplete or .failed.
 
-    Progress comes in events that OpenAI's clients know, because they may fail at others.
+    In pauses come events that OpenAI's clients know, because they may fail at others, with the
+    progress if it is wanted.
     """
     is_created = False
     find_pause_s = None if progress is None else progress.find_pause_s
     async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
         async for arrival in arrivals:
-            if arrival is None and (progress is None or progress.is_over):
-                yield KEEP_ALIVE
-                continue
-            extras = progress.next() if arrival is None and progress is not None else None
+            is_quiet = arrival is None and (progress is None or progress.is_over)
+            extras: ChunkExtras | None = {} if is_quiet else None
+            if arrival is None and progress is not None and not is_quiet:
+                extras = progress.next()
             if arrival is None and extras is None:
                 continue
             changes = [] if arrival is None else answer.add(arrival[1])

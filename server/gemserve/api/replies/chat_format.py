@@ -78,6 +78,9 @@ class ChatFormat:
         part = self._part(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
         return {**part, **choice.id_extras(delta.token_ids)}
 
+    def idle_part(self, choice: Choice) -> ChatPart:
+        return self._part(choice, {})
+
     def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
         delta: Delta = {"annotations": choice.annotations} if choice.cites else {}
         part = self._part(choice, delta, reason=finish_reason(finished))

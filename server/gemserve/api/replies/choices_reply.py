@@ -25,7 +25,6 @@ from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.reply_types import ChunkExtras, PromptIds, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import (
     DONE,
-    KEEP_ALIVE,
     data_event,
     event_stream_with,
 )
@@ -146,12 +145,21 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         def prompt_chunk(choice: Choice, scored: PromptScored) -> str:
             return chunk(choice, self.format.prompt_part(choice, scored), is_small=False)
 
+        def idle_chunk() -> str:
+            """Of a choice that goes on: comments do not reset the timers of some clients."""
+            part = self.format.idle_part(going[0])
+            usage: ChunkExtras = {"usage": None} if options.include_usage else {}
+            return data_event(self.format.chunk(self.head, [part], usage, {}))
+
+        going = list(self.choices)
         find_pause_s = None if progress is None else progress.find_pause_s
         async with aclosing(self.reader.events_and_pauses(find_pause_s)) as arrivals:
             async for arrival in arrivals:
                 if arrival is None:
-                    if sent := self._in_pause(progress):
-                        yield sent
+                    if progress is None or progress.is_over:
+                        yield idle_chunk()
+                    elif (extras := progress.next()) is not None:
+                        yield data_event(self.format.chunk(self.head, [], extras, {}))
                     continue
                 choice, event = self.choices[arrival[0]], arrival[1]
                 choice.add(event)
@@ -169,17 +177,11 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                     yield DONE
                     return
                 else:
+                    going.remove(choice)
                     yield chunk(choice, self.format.last_part(choice, event))
         if options.include_usage:
             yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}, {}))
         yield DONE
-
-    def _in_pause(self, progress: ProgressReader | None) -> str:
-        """What is sent in a pause; empty if that is nothing."""
-        if progress is None or progress.is_over:
-            return KEEP_ALIVE
-        extras = progress.next()
-        return "" if extras is None else data_event(self.format.chunk(self.head, [], extras, {}))
 
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""

@@ -74,6 +74,9 @@ class CompletionFormat:
         part = self._part(choice, delta.text, self._logprobs(choice, delta.logprobs))
         return {**part, **choice.id_extras(delta.token_ids)}
 
+    def idle_part(self, choice: Choice) -> CompletionPart:
+        return self._part(choice, "")
+
     def last_part(self, choice: Choice, finished: Finished) -> CompletionPart:
         part = self._part(choice, "")
         return {**part, "finish_reason": finish_reason(finished), **attention_of(finished)}

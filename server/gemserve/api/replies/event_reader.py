@@ -6,12 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from itertools import chain, repeat
 from typing import Protocol
 
 from fastapi import Request
 
 from gemserve.engine.stream import Stream
 from gemserve.types import Event, Finished
+
+# A stream's head goes out at the latest after so long: clients wait for it with a timeout of
+# their own, and cannot tell a server that reads from one that is gone.
+FIRST_PAUSE_S = 1.0
 
 Arrival = tuple[int, Event]  # a stream's index, and an event of it
 
@@ -85,9 +91,11 @@ class EventReader:
     ) -> AsyncGenerator[Arrival | None]:
         """The same, with None whenever no event came for `keep_alive_s` seconds.
 
-        `find_pause_s` says instead how many seconds that are, anew for each pause.
+        The first pause is not longer than `FIRST_PAUSE_S`. `find_pause_s` says instead how many
+        seconds they are, anew for each pause.
         """
-        return self._read(find_pause_s or (lambda: self.keep_alive_s))
+        pauses = chain([min(FIRST_PAUSE_S, self.keep_alive_s)], repeat(self.keep_alive_s))
+        return self._read(find_pause_s or partial(next, pauses))
 
     async def _read(
         self, find_pause_s: Callable[[], float | None]

@@ -15,7 +15,6 @@ from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 log = logging.getLogger("gemserve.api")
 EVENTS = "text/event-stream"
 DONE = "data: [DONE]\n\n"
-KEEP_ALIVE = ": keep-alive\n\n"
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -52,7 +51,7 @@ async def event_stream_with(
 ) -> StreamingResponse:
     """A stream whose headers go out with its first event, and say what is known by then.
 
-    Nothing comes later than otherwise: a keep-alive comment is an event, too. `failure`: the last
+    Nothing comes later than otherwise: what a pause sends is an event, too. `failure`: the last
     event, if another cannot be built, which is logged and counted.
     """
     events = _until_failure(events, failure, count_failure)

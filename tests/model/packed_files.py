@@ -92,6 +92,7 @@ def quantised(weight: torch.Tensor, form: Form) -> Matrix:
         scales = (high - low) / most
         zeros = np.rint(-low / scales).clip(0, most).astype(int)
     rounded = torch.from_numpy(scales).to(form.scale_dtype).float().numpy()
+    rounded[rounded == 0] = 1  # of groups of zeros
     codes = np.rint(few / rounded[..., None] + zeros[..., None]).clip(0, most)
     flat = codes.reshape(outs, -1)[:, :ins].astype(int)
     return Matrix(codes=flat, scales=rounded, zeros=zeros, group=group)

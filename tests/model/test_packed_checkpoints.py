@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError, ModelError
@@ -30,7 +32,12 @@ from tests.model.test_quantised import expected, logits_of
 from tests.step_prompts import Prompts, needs_bfloat16
 
 pytestmark = needs_compiler
-SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+}
 FORMS = {
     "gptq 32": Form(method="gptq", group=32),
     "gptq 64 symmetric": Form(method="gptq", group=64, is_symmetric=True),
@@ -86,7 +93,7 @@ def check_numbers(model: CausalModel, made: dict[str, Matrix], form: Form) -> No
 def test_numbers_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
     made = packed_files.save(tmp_path, form, **SIZES)
-    assert len(made) == 28
+    assert len(made) == 14
     kept = loaded(tmp_path)
     assert has_blocks(kept.hf)
     check_numbers(kept, made, form)
@@ -138,8 +145,8 @@ def test_odd_sizes_are_dequantised(name: str, tmp_path: Path) -> None:
 
 def test_a_last_group_that_is_smaller(tmp_path: Path) -> None:
     form = FORMS["gptq 128 v2"]
-    check_numbers_of = packed_files.save(tmp_path, form, **{**SIZES, "intermediate_size": 192})
-    check_numbers(loaded(tmp_path), check_numbers_of, form)
+    made = packed_files.save(tmp_path, form, **{**SIZES, "intermediate_size": 192})
+    check_numbers(loaded(tmp_path), made, form)
 
 
 def test_experts_and_heads(tmp_path: Path) -> None:
@@ -167,34 +174,17 @@ def test_the_text_model_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     """Names in such files are those of the whole, and those in the model of its part."""
     form = FORMS["awq 32"]
     made = packed_files.save(tmp_path, form, **SIZES)
-    tensors = packed_files.read(tmp_path)
     renamed = {
-        name if name.startswith("lm_head") else name.replace("model.", "model.language_model.", 1)
-        for name in tensors
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in packed_files.read(tmp_path).items()
     }
-    packed_files.write(
-        tmp_path,
-        dict(
-            zip(
-                sorted(renamed),
-                (
-                    tensors[name.replace("model.language_model.", "model.", 1)]
-                    for name in sorted(renamed)
-                ),
-                strict=True,
-            )
-        ),
-    )
+    packed_files.write(tmp_path, renamed)
     as_llava(tmp_path)
     check_numbers(loaded(tmp_path), made, form)
 
 
 def as_llava(folder: Path) -> None:
     """Change the config to one of LLaVA around the model."""
-    import json
-
-    from transformers import CONFIG_MAPPING
-
     file = folder / "config.json"
     text = json.loads(file.read_text())
     settings = text.pop("quantization_config")
@@ -226,7 +216,7 @@ def test_end_tokens_and_the_log(
     model = load(config(tmp_path))
     assert model.eos_ids == {2, 7}
     assert base_of(model.model)
-    assert "28 matrices packed by awq, 28 of them in blocks (Q4_1)" in caplog.text
+    assert "14 matrices packed by awq, 14 of them in blocks (Q4_1)" in caplog.text
     assert "not sharded" not in caplog.text
 
 
@@ -248,8 +238,6 @@ def test_the_rest_can_be_quantised(tmp_path: Path) -> None:
 
 def test_several_files(tmp_path: Path) -> None:
     """A matrix's tensors may lie in different files."""
-    import json
-
     made = packed_files.save(tmp_path, FORMS["awq 32"])
     tensors = packed_files.read(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -378,7 +366,7 @@ def test_settings_that_are_not_read(folder: Path, name: str) -> None:
         assert "serve the original model, or its form in GGUF" in str(caught.value)
 
 
-QUERY, PACKED_QUERY = "model.layers.1.self_attn.q_proj", "layers.1.self_attn.q_proj"
+QUERY = "model.layers.1.self_attn.q_proj"
 
 
 def changed(
@@ -432,7 +420,12 @@ WRONG_TENSORS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a shape of nothing": (
         "compressed 32",
         changed("weight_shape", lambda s: s * 0),
-        r"weight_shape=\[0, 0\]: both must be at least 1",
+        "q_proj: a matrix of 0 outputs and 0 inputs: both must be at least 1",
+    ),
+    "no inputs": (
+        "gptq 32",
+        changed("qweight", lambda w: w[:0]),
+        "q_proj: a matrix of 64 outputs and 0 inputs: both must be at least 1",
     ),
     "a shape of one number": (
         "compressed 32",
@@ -484,6 +477,17 @@ def test_orders_that_are_none(folder: Path) -> None:
     tensors |= {name: some * 0 for name, some in tensors.items() if name.endswith(".g_idx")}
     packed_files.write(folder, tensors)
     assert torch.equal(logits_of(before), logits_of(loaded(folder)))
+
+
+def test_biases_that_the_model_does_not_have(folder: Path) -> None:
+    """Early versions of AutoGPTQ wrote zeros; other numbers would change the logits."""
+    before = loaded(folder)
+    tensors = packed_files.read(folder)
+    packed_files.write(folder, {**tensors, f"{QUERY}.bias": torch.zeros(64).half()})
+    assert torch.equal(logits_of(before), logits_of(loaded(folder)))
+    packed_files.write(folder, {**tensors, f"{QUERY}.bias": torch.ones(64).half()})
+    with pytest.raises(ModelError, match=rf"no place for: {QUERY}\.bias"):
+        loaded(folder)
 
 
 def test_large_scales_can_be_dequantised(packed_folders: dict[str, Path], tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def load_weights(
     _check_others(tensors, names, packing)
     places = _places(names, empty, key_mapping) if in_blocks else {}
     weights, blocks = _read(tensors, names, packing, places, dtype)
+    _leave_out_biases(weights, names, empty)
     model, report = type(empty).from_pretrained(
         None,
         config=config,
@@ -171,6 +172,15 @@ def _read(
                 else:
                     weights[f"{module}.weight"] = matrix.numbers(dtype)
     return weights, blocks
+
+
+def _leave_out_biases(weights: dict[str, torch.Tensor], names: list[str], empty: Any) -> None:
+    """Forget biases of zeros that the model does not have: early files of GPTQ have them."""
+    wanted = empty.state_dict()
+    for module in names:
+        bias = weights.get(f"{module}.bias")
+        if bias is not None and f"{module}.bias" not in wanted and not bias.any():
+            del weights[f"{module}.bias"]
 
 
 def _matrix(

@@ -236,6 +236,8 @@ def unpack(packing: Packing, parts: Parts) -> PackedMatrix:
     if parts[first].dtype != torch.int32 or parts[first].dim() != 2:
         raise ValueError(f"{first} is {_described(parts[first])}: must be int32 of two axes")
     outs, ins = _size(packing, parts)
+    if outs < 1 or ins < 1:
+        raise ValueError(f"a matrix of {outs} outputs and {ins} inputs: both must be at least 1")
     group = packing.group or ins
     num_groups = -(-ins // group)
     _check_shapes(packing, parts, outs, ins, num_groups)
@@ -265,8 +267,6 @@ def _size(packing: Packing, parts: Parts) -> tuple[int, int]:
     if shape.numel() != 2 or shape.is_floating_point():
         raise ValueError(f"weight_shape is {_described(shape)}: must be two whole numbers")
     outs, ins = shape.flatten().tolist()
-    if outs < 1 or ins < 1:
-        raise ValueError(f"weight_shape={[outs, ins]}: both must be at least 1")
     return outs, ins
 
 
@@ -317,7 +317,7 @@ _Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _read_gptq(packing: Packing, parts: Parts) -> _Read:
     """Codes [outs, ins], zero points [outs, groups] and scales [outs, groups]."""
-    codes = _numbers_of(parts["qweight"], packing.bits).permute(1, 0, 2).flatten(1)
+    codes = _numbers_of(parts["qweight"].t(), packing.bits).flatten(1)
     # adding to whole words also undoes what a zero point of 0 borrowed from the next one
     ones = sum(packing.zeros_less << at for at in range(0, _WORD, packing.bits))
     zeros = _numbers_of(parts["qzeros"] + ones, packing.bits).flatten(1).t()
@@ -325,11 +325,16 @@ def _read_gptq(packing: Packing, parts: Parts) -> _Read:
 
 
 def _read_awq(packing: Packing, parts: Parts) -> _Read:
-    codes, zeros = (
-        _numbers_of(parts[name], packing.bits)[..., _AWQ_ORDER].flatten(1).t()
-        for name in ("qweight", "qzeros")
-    )
-    return codes, zeros, parts["scales"].t()
+    return _outputs_of(parts["qweight"]), _outputs_of(parts["qzeros"]), parts["scales"].t()
+
+
+def _outputs_of(words: torch.Tensor) -> torch.Tensor:
+    """The numbers in AWQ's words [inputs, b]: uint8 [8 · b, inputs]."""
+    words = words.t().contiguous()
+    made = torch.empty(len(words), len(_AWQ_ORDER), words.shape[1], dtype=torch.uint8)
+    for output, place in enumerate(_AWQ_ORDER):
+        made[:, output] = words >> 4 * place & 15
+    return made.flatten(0, 1)
 
 
 def _read_compressed(packing: Packing, parts: Parts) -> _Read:

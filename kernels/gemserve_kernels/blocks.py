@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -285,6 +285,20 @@ class BlockWeight(torch.Tensor):
 def has_blocks(model: torch.nn.Module) -> bool:
     """Whether any weight is in blocks."""
     return any(isinstance(parameter, BlockWeight) for parameter in model.parameters())
+
+
+def put_blocks(model: torch.nn.Module, blocks: Mapping[str, Blocks], dtype: torch.dtype) -> None:
+    """Put them in the place of the parameters of those names, where others share them, too."""
+    found = {
+        id(model.get_parameter(name)): torch.nn.Parameter(
+            BlockWeight(matrix, dtype), requires_grad=False
+        )
+        for name, matrix in blocks.items()
+    }
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in found:
+                module._parameters[name] = found[id(parameter)]
 
 
 def _is_block(args: Sequence[Any], place: int, given: dict[str, Any], name: str) -> bool:

@@ -276,14 +276,8 @@ def test_experts_without_scales(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "awq": ({"bits": 4, "group_size": 128}, "AWQ, .* needs the package gptqmodel"),
-    "gptq": ({"bits": 4, "group_size": 128}, "GPTQ, .* needs the packages optimum and gptqmodel"),
     "bitsandbytes": ({"load_in_4bit": True}, "bitsandbytes, .* the package bitsandbytes"),
     "torchao": ({"quant_type": "int4_weight_only"}, "torchao, .* the package torchao"),
-    "compressed-tensors": (
-        {"format": "pack-quantized", "config_groups": {}},
-        "compressed-tensors, .* the package compressed-tensors",
-    ),
     "hqq": ({}, "HQQ, .* the package hqq"),
     "modelopt": ({"quant_algo": "NVFP4"}, "in a way that cannot be read"),
     "7": ({"quant_method": 7}, "quant_method=7: "),

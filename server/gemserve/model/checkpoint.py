@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,19 +15,24 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model import gguf
+from gemserve.model import gguf, packed_checkpoints
 from gemserve.model.gguf_file import GgufFile, read_gguf
 from gemserve.model.gguf_tokenizer import load_tokenizer
 from gemserve.model.multimodal import TEXT_NAMES, text_config
+from gemserve.model.packed_formats import Packing
 from gemserve.model.quantised import (
     ask_for_dequantised,
     check_scales,
+    find_packing,
     log_dequantised,
     quantisation_of,
 )
 from gemserve.model.weight_files import check_complete, check_files
 from gemserve_kernels.blocks import format_of
 
+log = logging.getLogger("gemserve.loading")
+
+_RANKS = "transformers.distributed.tensor_parallel"
 BUILTIN_PATH = Path(str(files("gemserve.builtin") / "model"))
 
 
@@ -87,18 +94,13 @@ class GgufCheckpoint:
 
 
 class HubCheckpoint:
-    """A directory or a hub id, read by transformers."""
-
-    has_blocks = False
-
-    def plan_blocks(self, empty: Any) -> None:
-        """There are none."""
+    """A directory or a hub id, read by transformers. Packed matrices are read by gemserve."""
 
     def __init__(self, config: ModelConfig) -> None:
         from transformers import AutoConfig
 
         self.source = _resolve_source(config.model)
-        self._options = {
+        self._options: dict[str, Any] = {
             "revision": config.revision,
             "trust_remote_code": config.trust_remote_code,
         }
@@ -112,7 +114,21 @@ class HubCheckpoint:
                 f"not to be had from the hub: {' '.join(str(error).split())}"
             ) from error
         self.config: Any = text_config(config)
-        self._is_part = self.config is not config
+        self._names = TEXT_NAMES if self.config is not config else None
+
+    @property
+    def has_blocks(self) -> bool:
+        return find_packing(self.source, self.config) is not None
+
+    def plan_blocks(self, empty: Any) -> None:
+        """Only by files that are on this machine: nothing is fetched."""
+        packing = find_packing(self.source, self.config)
+        if packing is None:
+            return
+        tensors = check_files(self._folder(), is_quantised=True)
+        if not tensors:
+            log.warning("%s: its weights are not here, and are planned dequantised", self.source)
+        packed_checkpoints.plan_blocks(tensors, packing, empty, self._names)
 
     def load_tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -124,9 +140,13 @@ class HubCheckpoint:
     ) -> Any:
         from transformers import AutoModelForCausalLM
 
+        packing = find_packing(self.source, self.config)
+        if packing is not None:
+            assert num_ranks == 1, "refused by `loader.check_ranks`"
+            return self._load_packed(packing, dtype, in_blocks=in_blocks)
         options: dict[str, Any] = dict(self._options)
-        if self._is_part:
-            options["key_mapping"] = TEXT_NAMES
+        if self._names is not None:
+            options["key_mapping"] = self._names
         if num_ranks > 1:
             from transformers import DistributedConfig
 
@@ -140,7 +160,7 @@ class HubCheckpoint:
         # none
         quiet = ["transformers.modeling_utils"]
         if num_ranks == 1 or settings is not None:
-            quiet.append("transformers.distributed.tensor_parallel")
+            quiet.append(_RANKS)
         with _quiet(*quiet):
             model, report = AutoModelForCausalLM.from_pretrained(
                 self.source,
@@ -161,16 +181,58 @@ class HubCheckpoint:
             log_dequantised(self.source, settings, model, dtype)
         return model
 
+    def _load_packed(self, packing: Packing, dtype: torch.dtype, *, in_blocks: bool) -> Any:
+        if not Path(self.source).is_dir():
+            self._fetch_files()
+        tensors = check_files(self._folder(), is_quantised=True)
+        if not tensors:
+            raise ModelError(f"{self.source}: has no model.safetensors, nor an index of several")
+        config = copy.deepcopy(self.config)
+        del config.quantization_config
+        with _quiet("transformers.modeling_utils", _RANKS):
+            model = packed_checkpoints.load_weights(
+                self.source,
+                config,
+                tensors,
+                packing,
+                dtype,
+                in_blocks=in_blocks,
+                key_mapping=self._names,
+                trust_remote_code=self._options["trust_remote_code"],
+            )
+        from transformers import GenerationConfig
+
+        with suppress(OSError):  # many checkpoints have no such file
+            model.generation_config = GenerationConfig.from_pretrained(
+                self.source, revision=self._options["revision"]
+            )
+        return model
+
+    def _fetch_files(self) -> None:
+        """Bring the weights' files onto this machine. Raises `OSError` if there are none."""
+        from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+        from transformers.utils.hub import get_checkpoint_shard_files
+
+        revision = self._options["revision"]
+        find = partial(cached_file, self.source, revision=revision)
+        if find(SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False) is None:
+            index = find(SAFE_WEIGHTS_INDEX_NAME)
+            get_checkpoint_shard_files(self.source, index, revision=revision)
+
     def _check_files(self, settings: Mapping[str, Any] | None) -> None:
         """Check the headers of the files, which must be on this machine."""
+        tensors = check_files(self._folder(), is_quantised=settings is not None)
+        if settings is not None:
+            check_scales(settings, tensors)
+
+    def _folder(self) -> Path:
+        """The folder of the files that are on this machine."""
         from transformers.utils import CONFIG_NAME, cached_file
 
         revision = self._options["revision"]
         found = cached_file(self.source, CONFIG_NAME, revision=revision, local_files_only=True)
         assert found is not None, "it was read to make `config`"
-        tensors = check_files(Path(found).parent, is_quantised=settings is not None)
-        if settings is not None:
-            check_scales(settings, tensors)
+        return Path(found).parent
 
 
 @contextmanager

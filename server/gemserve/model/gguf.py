@@ -18,7 +18,7 @@ import torch
 from gemserve.errors import ModelError, shown
 from gemserve.model.gguf_families import family_of, settings_of
 from gemserve.model.gguf_file import GgufFile, GgufTensor
-from gemserve_kernels.blocks import BlockFormat, Blocks, BlockWeight, format_of, stored_bytes
+from gemserve_kernels.blocks import BlockFormat, Blocks, format_of, put_blocks, stored_bytes
 
 log = logging.getLogger("gemserve.loading")
 
@@ -164,24 +164,10 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: 
         raise ModelError(
             f"{file.path}: has no weights for {', '.join(sorted(info['missing_keys']))}"
         )
-    _put_blocks(model, blocks, dtype)
+    put_blocks(model, blocks, dtype)
     assert all(parameter.dtype == dtype for parameter in model.parameters())
     _log_sizes(file, model, dtype, len(blocks))
     return model
-
-
-def _put_blocks(model: Any, blocks: dict[str, Blocks], dtype: torch.dtype) -> None:
-    """Put them in the place of parameters that are still empty, where others share them, too."""
-    found = {
-        id(model.get_parameter(name)): torch.nn.Parameter(
-            BlockWeight(matrix, dtype), requires_grad=False
-        )
-        for name, matrix in blocks.items()
-    }
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if id(parameter) in found:
-                module._parameters[name] = found[id(parameter)]
 
 
 def plan_blocks(file: GgufFile, empty: Any) -> None:

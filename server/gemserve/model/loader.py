@@ -81,7 +81,7 @@ def load(
     with _load_errors(f"cannot load model {config.model!r}"):
         checkpoint = open_checkpoint(config)
         check_config(checkpoint.config)
-        check_quantisation(checkpoint.source, checkpoint.config)
+        check_quantisation(checkpoint.source, checkpoint.config, device)
         dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
         with _backend_errors():  # fail before minutes are spent on loading
             select_backend(device, name=config.attention_backend, dtype=dtype)
@@ -221,13 +221,13 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
     """
     from transformers import AutoModelForCausalLM
 
+    device = torch.device("cuda" if config.device == "auto" else config.device)
     with _load_errors(f"cannot read the config of model {config.model!r}"):
         checkpoint = open_checkpoint(config)
         check_config(checkpoint.config)
-        check_quantisation(checkpoint.source, checkpoint.config)
+        check_quantisation(checkpoint.source, checkpoint.config, device)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(checkpoint.config)
-    device = torch.device("cuda" if config.device == "auto" else config.device)
     dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
     if _keeps_blocks(checkpoint, config, device, dtype):
         checkpoint.plan_blocks(model)

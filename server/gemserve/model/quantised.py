@@ -1,7 +1,8 @@
 """Checkpoints whose weights are quantised: which are read, and what is wrong with their scales.
 
 Those that transformers can turn into ordinary weights without further packages are dequantised
-when they are loaded. All others are refused by their method's name.
+when they are loaded. On a CPU gemserve itself reads some that are packed (`packed_checkpoints`).
+All others are refused by their method's name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
+from gemserve.model.packed_formats import METHODS, Packing, read_packing
 from gemserve.model.weight_files import StoredTensor
 
 log = logging.getLogger("gemserve.loading")
@@ -53,10 +55,26 @@ def quantisation_of(config: Any) -> dict[str, Any] | None:
     return dict(found if isinstance(found, Mapping) else found.to_dict())
 
 
-def check_quantisation(source: str, config: Any) -> None:
+def find_packing(source: str, config: Any) -> Packing | None:
+    """How the checkpoint's matrices are packed, or None if gemserve does not unpack such ones.
+
+    Raises `ModelError` with the setting of a known method that is not read.
+    """
+    settings = quantisation_of(config)
+    if settings is None or _method(settings) not in METHODS:
+        return None
+    try:
+        return read_packing(settings)
+    except ValueError as error:
+        raise ModelError(f"{source}: quantization_config.{error}; {_ADVICE}") from error
+
+
+def check_quantisation(source: str, config: Any, device: torch.device) -> None:
     """Raise `ModelError` if the weights are quantised in a way that is not read."""
     settings = quantisation_of(config)
     if settings is None:
+        return
+    if device.type == "cpu" and find_packing(source, config) is not None:
         return
     method = _method(settings)
     stated = f"{source}: quantization_config.quant_method={shown(method)}"
@@ -72,9 +90,10 @@ def check_quantisation(source: str, config: Any) -> None:
             f"{stated}: its weights are quantised in a way that cannot be read; {_ADVICE}"
         )
     name, needs = _NEEDS[method]
+    where = f" on {device.type}, only on a CPU (device=cpu)" if method in METHODS else ""
     raise ModelError(
         f"{stated}: its weights are quantised with {name}, for which transformers needs {needs}, "
-        f"and which gemserve does not serve; {_ADVICE}"
+        f"and which gemserve does not serve{where}; {_ADVICE}"
     )
 
 

@@ -19,10 +19,10 @@ log = logging.getLogger("gemserve.loading")
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MOST_HEADER = 100 << 20  # bytes; the limit of the safetensors library
-_FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = {"F64", "F32", "F16", "BF16"}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 # buffers that older releases of transformers stored, and that are computed today
-_COMPUTED = re.compile(r"(?:inv_freq|masked_bias|(?:attention|attn)\.bias)$")
+COMPUTED = re.compile(r"(?:inv_freq|masked_bias|(?:attention|attn)\.bias)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ def check_files(folder: Path, *, is_quantised: bool) -> dict[str, StoredTensor]:
             raise ModelError(f"{path}: no such file, and {index.name} names it")
         tensors = _read_header(path)
         found[name] = tensors
-        odd = {t: stored.dtype for t, stored in tensors.items() if stored.dtype not in _FLOATS}
+        odd = {t: stored.dtype for t, stored in tensors.items() if stored.dtype not in FLOATS}
         if odd and not is_quantised:
             tensor, dtype = next(iter(odd.items()))
             raise ModelError(
                 f"{path}: tensor {shown(tensor)} has the dtype {shown(dtype)}, and config.json has "
-                f"no quantization_config; must be one of {', '.join(sorted(_FLOATS))}"
+                f"no quantization_config; must be one of {', '.join(sorted(FLOATS))}"
             )
     lost = sorted(tensor for tensor, name in indexed.items() if tensor not in found[name])
     if lost:
@@ -91,7 +91,7 @@ def check_complete(source: str, model: Any, report: Mapping[str, Any]) -> None:
             f"{source}: has no weights for {_listed(sorted(report['missing_keys']))}, which "
             f"config.json requires"
         )
-    surplus = [name for name in sorted(report["unexpected_keys"]) if not _COMPUTED.search(name)]
+    surplus = [name for name in sorted(report["unexpected_keys"]) if not COMPUTED.search(name)]
     config, num_layers = model.config, model.config.num_hidden_layers
     own = {name[: layer.start(1)] for name in model.state_dict() if (layer := _LAYER.search(name))}
     predicting = getattr(config, "num_nextn_predict_layers", None) or 0

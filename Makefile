@@ -50,7 +50,7 @@ SITE_TOOLS_BIN := .venv-docs/bin
 SITE_PACKAGES ?= "zensical>=0.0.73,<0.2" "codespell>=2.4.3,<3"
 
 .PHONY: setup demo test test-all test-browser test-clients test-deploy test-docs test-package
-.PHONY: test-replicas check docs screencast serve bench peers clean
+.PHONY: test-replicas test-sanitizers check docs screencast serve bench peers clean
 .PHONY: lock check-deps fuzz
 
 setup: $(STAMP)
@@ -89,8 +89,19 @@ FULL := GEMSERVE_TEST_SCHEMAS=200 GEMSERVE_TEST_TRACES=1000 GEMSERVE_TEST_INTERL
 	GEMSERVE_TEST_REQUESTS=200 GEMSERVE_TEST_SEEDS=500 GEMSERVE_TEST_CASES=200 \
 	GEMSERVE_TEST_FAMILIES=all \
 	GEMSERVE_TEST_KILLS=20 GEMSERVE_FUZZ_EXAMPLES=100
-test-all: setup $(NODE)
+test-all: setup $(NODE) test-sanitizers
 	$(FULL) $(PYTEST) --timeout 20000
+
+# Tests of native code, compiled with AddressSanitizer and UndefinedBehaviorSanitizer, which end the
+# process at a mistake. Leaks are not looked for: Python and torch have their own.
+SANITIZERS := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+NATIVE_TESTS := $(addprefix tests/kernels/test_,sanitizers.py blocks.py parts.py reading.py) \
+	tests/model/test_gguf_blocks.py $(wildcard tests/model/test_cpu_step*.py) \
+	tests/fuzz/test_gguf_blocks.py
+test-sanitizers: setup
+	CXX="sh -c 'exec env -u LD_PRELOAD g++ \"\$$@\" $(SANITIZERS)' g++" \
+		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 $(PYTEST) --timeout 3600 $(NATIVE_TESTS)
 
 # `make test-clients TABLE=1` also writes the table of docs/clients.md.
 test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)

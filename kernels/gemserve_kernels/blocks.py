@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from gemserve_kernels.native_library import open_library
+from gemserve_kernels.native_library import entry, open_library
 from gemserve_kernels.packed_layout import check_layout
 
 SOURCE = Path(__file__).parent / "native" / "blocks.cpp"
@@ -202,7 +202,7 @@ class Blocks:
 
     def _call(self, name: str, *arguments: int | None) -> None:
         given = (None if value is None else _Int(value) for value in arguments)
-        getattr(self._library, f"gemserve_{name}")(ctypes.byref(self.struct()), *given)
+        entry(self._library, name)(ctypes.byref(self.struct()), *given)
 
 
 _ACCESSORS = ("__get__", "__set__")  # of a tensor's properties

@@ -15,7 +15,7 @@ import torch
 
 from gemserve_kernels.blocks import BlockWeight
 from gemserve_kernels.kv_table import KVTable
-from gemserve_kernels.native_library import CannotCompile, open_library
+from gemserve_kernels.native_library import CannotCompile, entry, open_library
 from gemserve_kernels.packed_layout import PACKED_BLOCK, check_layout
 
 SOURCE = Path(__file__).parent / "native" / "step.cpp"
@@ -279,9 +279,10 @@ class CpuStep:
         Raises `CannotCompile` if there is no compiler or it fails, and `ValueError` for sizes and
         layouts that the step does not have.
         """
-        self._library = open_library(SOURCE)
+        library = open_library(SOURCE)
+        self._run = entry(library, "step", _Pointer, _Pointer)
         lanes = _Int()
-        size = self._library.gemserve_sizes(ctypes.byref(lanes))
+        size = library.gemserve_sizes(ctypes.byref(lanes))
         if size != sum(map(ctypes.sizeof, _STRUCTURES)):
             raise CannotCompile("its structures differ from Python's")
         _check_sizes(sizes, layers, lanes.value, dtype)
@@ -344,7 +345,7 @@ class CpuStep:
             logits=logits.data_ptr(),
             terms=ctypes.addressof(addresses),
         )
-        self._library.gemserve_step(ctypes.byref(self._model), ctypes.byref(step))
+        self._run(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
     def _layer(self, layer: LayerWeights, place: int, sizes: StepSizes) -> _Layer:

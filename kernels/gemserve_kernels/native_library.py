@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +31,7 @@ _UNTIL_CLOSED = (
 )
 _UNFINISHED = "unfinished-"  # folders of compilations that have not ended
 _UNFINISHED_S = 10 * _TIMEOUT_S  # after which one never will
+_NO_MEMORY = b"out of memory"  # as `native/failures.h` calls it
 
 
 class CannotCompile(RuntimeError):
@@ -45,6 +48,25 @@ def open_library(source: Path) -> ctypes.CDLL:
     if isinstance(found, str):
         raise CannotCompile(found)
     return found
+
+
+def entry(library: ctypes.CDLL, name: str, *types: Any) -> Callable[..., None]:
+    """A function of a library, which returns null or what went wrong (`native/failures.h`).
+
+    Calls of it raise `MemoryError` or `RuntimeError` with that. `types`: of its arguments.
+    """
+    found = getattr(library, f"gemserve_{name}")
+    found.restype, found.errcheck = ctypes.c_char_p, _raise_reason
+    if types:
+        found.argtypes = types
+    made: Callable[..., None] = found
+    return made
+
+
+def _raise_reason(reason: bytes | None, function: Any, arguments: Any) -> None:
+    if reason is not None:
+        kind = MemoryError if reason == _NO_MEMORY else RuntimeError
+        raise kind(f"{function.__name__}: {reason.decode(errors='replace')}")
 
 
 def forget_libraries() -> None:

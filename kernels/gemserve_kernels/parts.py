@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gemserve_kernels.cpu_step import ACTIVATIONS
-from gemserve_kernels.native_library import open_library
+from gemserve_kernels.native_library import entry, open_library
 
 SOURCE = Path(__file__).parent / "native" / "parts.cpp"
 _Int, _Double, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
@@ -85,9 +85,7 @@ def open_parts() -> LayerParts:
     """Compile and load the functions. Raises `CannotCompile` with the reason."""
     library = open_library(SOURCE)
     library.gemserve_parts_lanes.restype = _Int
-    library.gemserve_norm.argtypes = (_Pointer, _Pointer, _Pointer, _Int, _Int, _Double, _Int)
-    library.gemserve_gated.argtypes = (_Pointer, _Pointer, _Int, _Int, _Int, _Int)
-    library.gemserve_rotate.argtypes = (_Heads, _Heads, _Pointer, _Pointer, *(_Int,) * 4)
-    for function in (library.gemserve_norm, library.gemserve_gated, library.gemserve_rotate):
-        function.restype = None
+    entry(library, "norm", _Pointer, _Pointer, _Pointer, _Int, _Int, _Double, _Int)
+    entry(library, "gated", _Pointer, _Pointer, _Int, _Int, _Int, _Int)
+    entry(library, "rotate", _Heads, _Heads, _Pointer, _Pointer, *(_Int,) * 4)
     return LayerParts(library, library.gemserve_parts_lanes())

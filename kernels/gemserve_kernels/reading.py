@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gemserve_kernels.attention import Partial
-from gemserve_kernels.native_library import CannotCompile, open_library
+from gemserve_kernels.native_library import CannotCompile, entry, open_library
 
 SOURCE = Path(__file__).parent / "native" / "reading.cpp"
 MOST_DIM = 256
@@ -73,7 +73,7 @@ def open_reading() -> ReadingAttention:
     for name in ("size", "works", "scratch"):
         getattr(library, f"gemserve_reading_{name}").restype = _Int
     library.gemserve_reading_scratch.argtypes = (_Int, _Int, _Int)
-    library.gemserve_reading.argtypes = (_Pointer,)
+    entry(library, "reading", _Pointer)
     if not library.gemserve_reading_works():
         raise CannotCompile("the compiler knows no bfloat16 instructions of this processor")
     assert library.gemserve_reading_size() == ctypes.sizeof(_Reading)

@@ -453,6 +453,12 @@ REMOVALS: tuple[Removal, ...] = (
         'except PermissionError as error:\n            log.warning("%s cannot be used',
     ),
     Removal(
+        "tests/kernels/test_failures.py::test_a_step",
+        "gemserve_kernels/native_library.py",
+        "if reason is not None:",
+        "if False:",
+    ),
+    Removal(
         "tests/unit/test_document_cache_waiting.py"
         "::test_documents_give_way_for_another_key_however_much_one_reads",
         "engine/scheduling/scheduler.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from tests.compiled_step import compiled_step, needs_compiler
 pytestmark = needs_compiler
 BF16 = torch.bfloat16
 # what processors lack: nothing, AVX-512, and all vectors of more than four numbers
-PROCESSORS = {"own": "g++", "avx2": "g++ -mno-avx512f", "plain": "g++ -mno-avx"}
+PROCESSORS = {"own": "", "avx2": "-mno-avx512f", "plain": "-mno-avx"}
 # where a file's block has its float16 factors
 FACTORS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 SHAPES = [(1, 1), (15, 1), (16, 2), (17, 3), (100, 2)]  # outputs, and blocks of inputs
@@ -36,7 +37,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=PROCESSORS)
 def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", PROCESSORS[request.param])
+    monkeypatch.setenv("CXX", f"{os.environ['CXX']} {PROCESSORS[request.param]}")
     native_library.forget_libraries()
 
 

@@ -69,13 +69,19 @@ static void features_of(const float *query, int64_t features, int64_t dim, float
     }
 }
 
+// At least [features] and [rank] of the terms for which it is used.
+struct NtkRoom {
+    std::vector<float> phi, low;
+};
+
 // NTK-Attention's term of one query head: `out` [dim] gets φ(q)·Z. Returns the bounded φ(q)·k, whose
 // sum is in float64, because it may be a thousandth of its terms.
 static float ntk_term(const Terms &terms, int64_t head, const float *query, int64_t dim,
-                      float *out) {
+                      NtkRoom &room, float *out) {
     constexpr int PARTS = 4;
-    std::vector<float> phi(terms.features), low(terms.rank);
-    features_of(query, terms.features, dim, phi.data());
+    float *phi = room.phi.data(), *low = room.low.data();
+    std::fill(low, low + terms.rank, 0.0f);
+    features_of(query, terms.features, dim, phi);
     const float *z_a = terms.z_a + head * terms.features * terms.rank;
     const float *z_b = terms.z_b + head * terms.rank * dim;
     const float *k = terms.k + head * terms.features;

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include "blocks.h"
+#include "failures.h"
 
 // How numbers are laid out: [outs, ins], or as oneDNN packs bfloat16, [outs / 64][ins / 2][64][2].
 enum Laid : int64_t { ROWS_FLOAT, ROWS_HALF, PACKED_HALF };
@@ -153,7 +154,8 @@ static void put_numbers(const float *numbers, int64_t laid, int64_t first, int64
 }
 
 // `raw`: the tensor's bytes of the file, [outs, ins]. `data` and `scales` are zero before.
-extern "C" void gemserve_make_blocks(const BlockMatrix *matrix, const uint8_t *raw, int64_t threads) {
+extern "C" const char *gemserve_make_blocks(const BlockMatrix *matrix, const uint8_t *raw,
+                                            int64_t threads) try {
     const BlockMatrix m = *matrix;
     with_format(m.format, [&](auto format) {
         constexpr int64_t F = format;
@@ -172,12 +174,14 @@ extern "C" void gemserve_make_blocks(const BlockMatrix *matrix, const uint8_t *r
                                      scales);
                 }
     });
+    return nullptr;
+} catch (...) {
+    return reason();
 }
 
 // Outputs `first` … `first` + `count` − 1, of which the first is the first of a tile.
-extern "C" void gemserve_block_numbers(const BlockMatrix *matrix, int64_t first, int64_t count,
-                                       int64_t laid, void *out, int64_t threads) {
-    const BlockMatrix m = *matrix;
+static void put_outputs(const BlockMatrix &m, int64_t first, int64_t count, int64_t laid, void *out,
+                        int64_t threads) {
     with_format(m.format, [&](auto format) {
         constexpr int64_t F = format;
         constexpr Format f = FORMATS[F];
@@ -188,8 +192,8 @@ extern "C" void gemserve_block_numbers(const BlockMatrix *matrix, int64_t first,
             const int64_t tile = (first + o) / TILE;
             const uint8_t *data = m.data + tile * blocks * f.data_bytes();
             const uint8_t *scales = m.scales + tile * (blocks / f.together) * f.scale_bytes();
-            std::vector<Scales<F>> of_parts;
-            for (int h = 0; h < PARTS_OF_TILE; h++) of_parts.emplace_back(scales, h);
+            Scales<F> of_parts[PARTS_OF_TILE];
+            for (int h = 0; h < PARTS_OF_TILE; h++) of_parts[h] = Scales<F>(scales, h);
             for (int64_t b = 0; b < blocks; b++, data += f.data_bytes()) {
                 for (int h = 0; h < PARTS_OF_TILE; h++) {
                     of_parts[h].next();
@@ -202,13 +206,22 @@ extern "C" void gemserve_block_numbers(const BlockMatrix *matrix, int64_t first,
     });
 }
 
+extern "C" const char *gemserve_block_numbers(const BlockMatrix *matrix, int64_t first,
+                                              int64_t count, int64_t laid, void *out,
+                                              int64_t threads) try {
+    put_outputs(*matrix, first, count, laid, out, threads);
+    return nullptr;
+} catch (...) {
+    return reason();
+}
+
 // The outputs `ids` [count] as rows of float32 or bfloat16: what an embedding looks up.
-extern "C" void gemserve_block_rows(const BlockMatrix *matrix, const int64_t *ids, int64_t count,
-                                    int64_t laid, void *out) {
+extern "C" const char *gemserve_block_rows(const BlockMatrix *matrix, const int64_t *ids,
+                                           int64_t count, int64_t laid, void *out) try {
     const BlockMatrix m = *matrix;
     std::vector<float> numbers(TILE * m.ins);
     for (int64_t i = 0; i < count; i++) {
-        gemserve_block_numbers(matrix, ids[i] / TILE * TILE, TILE, ROWS_FLOAT, numbers.data(), 1);
+        put_outputs(m, ids[i] / TILE * TILE, TILE, ROWS_FLOAT, numbers.data(), 1);
         const float *row = &numbers[ids[i] % TILE * m.ins];
         for (int64_t k = 0; k < m.ins; k++)
             if (laid == ROWS_FLOAT)
@@ -216,44 +229,55 @@ extern "C" void gemserve_block_rows(const BlockMatrix *matrix, const int64_t *id
             else
                 store_kv(static_cast<uint16_t *>(out) + i * m.ins + k, row[k]);
     }
+    return nullptr;
+} catch (...) {
+    return reason();
 }
 
 // Products of rows [rows, ins] with all outputs: `out` [rows, outs], float32 or bfloat16.
-extern "C" void gemserve_block_products(const BlockMatrix *matrix, const void *x, int64_t rows,
-                                        const float *bias, int64_t is_half, void *out,
-                                        int64_t threads) {
+extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const void *x,
+                                               int64_t rows, const float *bias, int64_t is_half,
+                                               void *out, int64_t threads) try {
     const BlockMatrix m = *matrix;
     ByteRows given;
     given.make_room(rows, m.ins);
     const int64_t tiles = (m.outs + TILE - 1) / TILE;
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
-        std::vector<float> wide(m.ins), room(rows * TILE);
+        std::vector<float> wide, room;
+        if (team.can([&] { wide.resize(m.ins), room.resize(rows * TILE); })) {
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++) {
-            const float *row = static_cast<const float *>(x) + r * m.ins;
-            if (is_half) {
-                const uint16_t *half = static_cast<const uint16_t *>(x) + r * m.ins;
-                for (int64_t i = 0; i < m.ins; i++) wide[i] = number(half[i]);
-                row = wide.data();
+            for (int64_t r = 0; r < rows; r++) {
+                const float *row = static_cast<const float *>(x) + r * m.ins;
+                if (is_half) {
+                    const uint16_t *half = static_cast<const uint16_t *>(x) + r * m.ins;
+                    for (int64_t i = 0; i < m.ins; i++) wide[i] = number(half[i]);
+                    row = wide.data();
+                }
+                given.take(r, row);
             }
-            given.take(r, row);
+            with_format(m.format, [&](auto format) {
+#pragma omp for schedule(static)
+                for (int64_t tile = 0; tile < tiles; tile++) {
+                    tile_products<format>(m, tile, given, rows, room.data(), TILE);
+                    const int64_t first = tile * TILE;
+                    const int64_t count = std::min<int64_t>(TILE, m.outs - first);
+                    for (int64_t r = 0; r < rows; r++)
+                        for (int64_t o = 0; o < count; o++) {
+                            const int64_t at = r * m.outs + first + o;
+                            const float sum = room[r * TILE + o] + (bias ? bias[first + o] : 0.0f);
+                            if (is_half)
+                                store_kv(static_cast<uint16_t *>(out) + at, sum);
+                            else
+                                static_cast<float *>(out)[at] = sum;
+                        }
+                }
+            });
         }
-        with_format(m.format, [&](auto format) {
-#pragma omp for schedule(static)
-            for (int64_t tile = 0; tile < tiles; tile++) {
-                tile_products<format>(m, tile, given, rows, room.data(), TILE);
-                const int64_t first = tile * TILE, count = std::min<int64_t>(TILE, m.outs - first);
-                for (int64_t r = 0; r < rows; r++)
-                    for (int64_t o = 0; o < count; o++) {
-                        const int64_t at = r * m.outs + first + o;
-                        const float sum = room[r * TILE + o] + (bias ? bias[first + o] : 0.0f);
-                        if (is_half)
-                            store_kv(static_cast<uint16_t *>(out) + at, sum);
-                        else
-                            static_cast<float *>(out)[at] = sum;
-                    }
-            }
-        });
     }
+    team.rethrow();
+    return nullptr;
+} catch (...) {
+    return reason();
 }

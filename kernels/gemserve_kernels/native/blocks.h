@@ -105,6 +105,7 @@ static inline void unpack(const uint8_t *data, int j, int h, uvec &low, uvec &hi
 template <int64_t F> struct Scales {
     vec first, second, minima;  // of the block at hand; `second`: of its last four quads
 
+    Scales() = default;
     Scales(const uint8_t *scales, int h) : at(scales), h(h) {}
 
     void next() {
@@ -129,8 +130,8 @@ template <int64_t F> struct Scales {
     }
 
   private:
-    const uint8_t *at;
-    int h, left = 0;
+    const uint8_t *at = nullptr;
+    int h = 0, left = 0;
     vec factors{}, least{};
 };
 

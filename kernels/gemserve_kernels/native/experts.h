@@ -26,11 +26,20 @@ struct Routing {
     std::vector<float> weight;
     std::vector<int64_t> first;  // of each expert that has rows; at the end, the number of pairs
     std::vector<int64_t> of_row;  // [rows, chosen]: a row's pairs, by expert
+    std::vector<int64_t> order, chosen, where;  // of `route` alone
+
+    void make_room(const Experts &e, int64_t rows) {
+        for (auto *pairs : {&row, &expert, &of_row, &chosen}) pairs->reserve(rows * e.chosen);
+        for (auto *experts : {&first, &order, &where}) experts->reserve(e.count + 1);
+        weight.reserve(rows * e.chosen);
+    }
 };
 
-// Chooses each row's experts. `scores`: [rows, count], overwritten with probabilities.
+// Chooses each row's experts. `scores`: [rows, count], overwritten with probabilities. It takes no
+// memory, because `out` has room.
 static void route(const Experts &e, int64_t rows, float *scores, Routing &out) {
-    std::vector<int64_t> order(e.count), chosen(rows * e.chosen), where(e.count + 1);
+    std::vector<int64_t> &order = out.order, &chosen = out.chosen, &where = out.where;
+    order.resize(e.count), chosen.resize(rows * e.chosen), where.assign(e.count + 1, 0);
     for (int64_t r = 0; r < rows; r++) {
         float *row = scores + r * e.count, total = 0;
         const float most = *std::max_element(row, row + e.count);

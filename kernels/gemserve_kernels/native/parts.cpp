@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "failures.h"
 #include "vectors.h"
 
 constexpr int64_t LEAST = 1 << 14;  // numbers for which a second thread pays
@@ -25,8 +26,9 @@ static inline void store_half(uint16_t *to, vec value) {
 }
 
 // `out`[row] = `from`[row] / root mean square · `weight`. All are [rows, width], contiguous.
-extern "C" void gemserve_norm(const uint16_t *from, const uint16_t *weight, uint16_t *out,
-                              int64_t rows, int64_t width, double eps, int64_t threads) {
+extern "C" const char *gemserve_norm(const uint16_t *from, const uint16_t *weight, uint16_t *out,
+                                     int64_t rows, int64_t width, double eps,
+                                     int64_t threads) try {
     if (rows * width < LEAST) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(int(threads))
     for (int64_t row = 0; row < rows; row++) {
@@ -48,16 +50,22 @@ extern "C" void gemserve_norm(const uint16_t *from, const uint16_t *weight, uint
         for (i = 0; i < width; i += LANES)
             store_half(to + i, load_float(given + i) * by * load_float(weight + i));
     }
+    return nullptr;
+} catch (...) {
+    return reason();
 }
 
 // `gate` = activation(`gate`) · `up`. Both are [rows, width], contiguous.
-extern "C" void gemserve_gated(uint16_t *gate, const uint16_t *up, int64_t rows, int64_t width,
-                               int64_t activation, int64_t threads) {
+extern "C" const char *gemserve_gated(uint16_t *gate, const uint16_t *up, int64_t rows,
+                                      int64_t width, int64_t activation, int64_t threads) try {
     if (rows * width < LEAST) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(int(threads))
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = row * width; i < (row + 1) * width; i += LANES)
             store_half(gate + i, activated(load_float(gate + i), activation) * load_float(up + i));
+    return nullptr;
+} catch (...) {
+    return reason();
 }
 
 // Heads [heads, tokens, width] in memory, with a stride for each of the first two.
@@ -67,8 +75,9 @@ struct Heads {
 };
 
 // `out` = `from`, rotated by halves. `cos` and `sin`: [tokens, width], contiguous.
-extern "C" void gemserve_rotate(Heads from, Heads out, const uint16_t *cos, const uint16_t *sin,
-                                int64_t tokens, int64_t heads, int64_t width, int64_t threads) {
+extern "C" const char *gemserve_rotate(Heads from, Heads out, const uint16_t *cos,
+                                       const uint16_t *sin, int64_t tokens, int64_t heads,
+                                       int64_t width, int64_t threads) try {
     const int64_t half = width / 2;
     if (tokens * heads * width < LEAST) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(int(threads))
@@ -85,4 +94,7 @@ extern "C" void gemserve_rotate(Heads from, Heads out, const uint16_t *cos, cons
                 store_half(to + half, fused(high, cos_high, low * sin_high));
             }
         }
+    return nullptr;
+} catch (...) {
+    return reason();
 }

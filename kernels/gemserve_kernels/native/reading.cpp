@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 
+#include "failures.h"
 #include "vectors.h"
 
 // All fields have 8 bytes; strides are in numbers. Queries [heads, queries, dim], keys and values
@@ -242,45 +244,56 @@ static void attend(const Reading &all, int64_t head, int64_t first, int64_t rows
 
 extern "C" int64_t gemserve_reading_works() { return 1; }
 
-extern "C" void gemserve_reading(const Reading *call) {
+// One key head's sixteen keys and values from `start` on.
+static void pack(const Reading &all, int64_t head, int64_t start, uint32_t *keys, uint32_t *values) {
+    const uint16_t *key = all.key + head * all.key_head + start * all.key_row;
+    const uint16_t *value = all.value + head * all.value_head + start * all.value_row;
+    const int64_t count = std::min<int64_t>(all.keys - start, 16);
+    pack_keys(key, all.key_row, count, all.dim / 2, keys + start * (all.dim / 2));
+    for (int64_t t = 0; t < 16; t += 2) {
+        uint32_t *to = values + (start + t) / 2 * all.dim;
+        if (t < count)
+            pack_values(value + t * all.value_row,
+                        t + 1 < count ? value + (t + 1) * all.value_row : nullptr, all.dim, to);
+        else
+            std::fill(to, to + all.dim, 0u);
+    }
+}
+
+extern "C" const char *gemserve_reading(const Reading *call) try {
     const Reading &all = *call;
     const int64_t half = all.dim / 2, padded = (all.keys + PANEL - 1) / PANEL * PANEL;
     const int64_t words = padded * half;  // of the keys of a head, and of its values
     uint32_t *keys = (uint32_t *)(((uintptr_t)all.scratch + 63) / 64 * 64);
     uint32_t *values = keys + all.kv_heads * words;
     const int64_t sixteens = padded / 16, blocks = (all.queries + ROWS - 1) / ROWS;
+    Team team;
 #pragma omp parallel num_threads(int(all.threads))
     {
+        std::unique_ptr<Rows> of;
+        if (team.can([&] { of.reset(new Rows); })) {
 #pragma omp for schedule(static)
-        for (int64_t index = 0; index < all.kv_heads * sixteens; index++) {
-            const int64_t head = index / sixteens, start = index % sixteens * 16;
-            const uint16_t *key = all.key + head * all.key_head + start * all.key_row;
-            const uint16_t *value = all.value + head * all.value_head + start * all.value_row;
-            const int64_t count = std::min<int64_t>(all.keys - start, 16);
-            pack_keys(key, all.key_row, count, half, keys + head * words + start * half);
-            for (int64_t t = 0; t < 16; t += 2) {
-                uint32_t *to = values + head * words + (start + t) / 2 * all.dim;
-                if (t < count)
-                    pack_values(value + t * all.value_row,
-                                t + 1 < count ? value + (t + 1) * all.value_row : nullptr, all.dim, to);
-                else
-                    std::fill(to, to + all.dim, 0u);
+            for (int64_t index = 0; index < all.kv_heads * sixteens; index++) {
+                const int64_t head = index / sixteens, at = head * words;
+                pack(all, head, index % sixteens * 16, keys + at, values + at);
+            }
+            // late queries of a causal call see more keys, so they go first
+#pragma omp for schedule(dynamic)
+            for (int64_t index = all.heads * blocks - 1; index >= 0; index--) {
+                const int64_t head = index % all.heads, first = index / all.heads * ROWS;
+                const int64_t kv_head = head / (all.heads / all.kv_heads);
+                attend(all, head, first, std::min(all.queries - first, ROWS),
+                       keys + kv_head * words, values + kv_head * words, *of);
             }
         }
-        Rows *of = new Rows;
-        // late queries of a causal call see more keys, so they go first
-#pragma omp for schedule(dynamic)
-        for (int64_t index = all.heads * blocks - 1; index >= 0; index--) {
-            const int64_t head = index % all.heads, first = index / all.heads * ROWS;
-            const int64_t kv_head = head / (all.heads / all.kv_heads);
-            attend(all, head, first, std::min(all.queries - first, ROWS), keys + kv_head * words,
-                   values + kv_head * words, *of);
-        }
-        delete of;
     }
+    team.rethrow();
+    return nullptr;
+} catch (...) {
+    return reason();
 }
 
 #else
 extern "C" int64_t gemserve_reading_works() { return 0; }
-extern "C" void gemserve_reading(const Reading *) {}
+extern "C" const char *gemserve_reading(const Reading *) { return "not compiled"; }
 #endif

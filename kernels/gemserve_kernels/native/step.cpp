@@ -18,6 +18,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "experts.h"
+#include "failures.h"
 #include "products.h"
 #include "vectors.h"
 
@@ -55,10 +56,12 @@ struct Step {
     float *logits;
     const Terms *const *terms;
 };
-// A thread's: `outs` [2, rows, BLOCK] of a unit, and a product's rows as bytes.
+// A thread's memory, which is taken before the first layer. `outs`: [2, rows, BLOCK] of a unit.
+// `bytes`: a product's rows. `query`: [group, head_dim]. `head`, `term`: [head_dim].
 struct Room {
-    std::vector<float> outs;
+    std::vector<float> normed, outs, query, head, term;
     ByteRows bytes;
+    NtkRoom ntk;
 };
 constexpr int64_t NOWHERE = -1;  // in place of a layer: a matrix to which no adapter adds anything
 // Keys `low` … `high` − 1 of one row and key head, or of its adapter's prefix.
@@ -98,34 +101,21 @@ template <typename T> class Runner {
         for (int64_t index = 0; index < m.layers; index++) {
             list_tasks(m.layer[index].window);
             if (m.layer[index].experts) make_room(*m.layer[index].experts);
+            for (const Matrix &matrix : m.layer[index].of) look_at(matrix);
         }
+        look_at(m.head);
         for (int64_t row = 0; row < s.rows; row++) look_at(s.terms[row]);
         reduced.resize(SLOTS * s.rows * most_rank);
     }
 
     void run() {
+        Team team;
 #pragma omp parallel num_threads(s.threads)
         {
-            std::vector<float> normed(s.rows * m.hidden);
-            Room room{std::vector<float>(2 * s.rows * BLOCK), {}};
-            for (int64_t index = 0; index < m.layers; index++) {
-                const Layer &layer = m.layer[index];
-                if (has_shifts) shift_rows(index);
-                norm_rows(layer.input_norm, normed);
-                project(layer, index, normed.data(), room);
-                attention(layer, index);
-                if (most_rank) reduce_rows(index, OUT, OUT, mixed.data(), queries);
-                add(index, OUT, queries, mixed.data(), room, layer.attended_norm);
-                norm_rows(layer.output_norm, normed);
-                if (layer.experts)
-                    feed_experts(layer, normed.data(), room);
-                else
-                    feed(layer, index, normed.data(), room);
-            }
-            norm_rows(m.norm, normed);
-            if (most_rank) reduce_rows(m.layers, QUERY, QUERY, normed.data(), m.hidden);
-            put_all(m.head, m.layers, QUERY, m.hidden, normed.data(), room, s.logits, false);
+            Room room;
+            if (team.can([&] { make_room(room); })) compute(room);
         }
+        team.rethrow();
     }
 
   private:
@@ -135,12 +125,44 @@ template <typename T> class Runner {
     std::vector<float> qkv, mixed, inner, branch, parts;
     std::map<int64_t, Tasks> tasks_by_window;
     bool has_shifts = false;
-    int64_t most_rank = 0;
+    int64_t most_rank = 0, most_ins = 0, most_features = 0, most_ntk_rank = 0;
     std::vector<float> reduced;  // [slots, rows, most_rank], of one layer
     Routing routing;
     std::vector<float> routed, gathered, expert_inner, expert_out;
 
+    // All steps of one thread, which take no memory.
+    void compute(Room &room) {
+        std::vector<float> &normed = room.normed;
+        for (int64_t index = 0; index < m.layers; index++) {
+            const Layer &layer = m.layer[index];
+            if (has_shifts) shift_rows(index);
+            norm_rows(layer.input_norm, normed);
+            project(layer, index, normed.data(), room);
+            attention(layer, index, room);
+            if (most_rank) reduce_rows(index, OUT, OUT, mixed.data(), queries);
+            add(index, OUT, queries, mixed.data(), room, layer.attended_norm);
+            norm_rows(layer.output_norm, normed);
+            if (layer.experts)
+                feed_experts(layer, normed.data(), room);
+            else
+                feed(layer, index, normed.data(), room);
+        }
+        norm_rows(m.norm, normed);
+        if (most_rank) reduce_rows(m.layers, QUERY, QUERY, normed.data(), m.hidden);
+        put_all(m.head, m.layers, QUERY, m.hidden, normed.data(), room, s.logits, false);
+    }
+
+    void make_room(Room &room) const {
+        room.normed.resize(s.rows * m.hidden);
+        room.outs.resize(2 * s.rows * BLOCK);
+        room.query.resize(m.heads / m.kv_heads * m.head_dim);
+        room.head.resize(m.head_dim), room.term.resize(m.head_dim);
+        room.bytes.make_room(s.rows, most_ins);
+        room.ntk.phi.resize(most_features), room.ntk.low.resize(most_ntk_rank);
+    }
+
     void make_room(const Experts &e) {
+        routing.make_room(e, s.rows);
         const size_t pairs = s.rows * e.chosen;
         routed.resize(std::max(routed.size(), size_t(s.rows * e.count)));
         gathered.resize(std::max(gathered.size(), pairs * m.hidden));
@@ -148,8 +170,15 @@ template <typename T> class Runner {
         expert_inner.resize(std::max(expert_inner.size(), pairs * e.inner));
     }
 
+    void look_at(const Matrix &matrix) {
+        if (matrix.layout == IN_BLOCKS)
+            most_ins = std::max(most_ins, static_cast<const BlockMatrix *>(matrix.data)->ins);
+    }
+
     void look_at(const Terms *terms) {
         if (!terms) return;
+        most_features = std::max(most_features, terms->features);
+        most_ntk_rank = std::max(most_ntk_rank, terms->rank);
         most_rank = std::max(most_rank, terms->head.rank);
         for (int64_t index = 0; terms->layer && index < m.layers; index++) {
             has_shifts |= terms->layer[index].shift != nullptr;
@@ -373,21 +402,21 @@ template <typename T> class Runner {
         parts.resize(std::max(parts.size(), room));
     }
 
-    void attention(const Layer &layer, int64_t index) {
+    void attention(const Layer &layer, int64_t index, Room &room) {
         const int64_t group = m.heads / m.kv_heads, size = group * (m.head_dim + 2);
         const Tasks &tasks = tasks_by_window.find(layer.window)->second;
         const int64_t count = int64_t(tasks.all.size());
 // before anything is read, because rows of one sequence see those before them
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < s.rows * m.kv_heads; i++)
-            store_newest(layer, i / m.kv_heads, i % m.kv_heads);
+            store_newest(layer, i / m.kv_heads, i % m.kv_heads, room);
 #pragma omp for schedule(dynamic)
         for (int64_t t = 0; t < count; t++)
-            attend_task(layer, index, tasks.all[t], &parts[t * size]);
+            attend_task(layer, index, tasks.all[t], &parts[t * size], room);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < s.rows * m.kv_heads; i++)
             for (int64_t g = 0; g < group; g++)
-                merge(layer, index, i, g, size, tasks.first[i], tasks.first[i + 1]);
+                merge(layer, index, i, g, size, tasks.first[i], tasks.first[i + 1], room);
     }
 
     // A row's place in the table of layers like this one.
@@ -402,23 +431,24 @@ template <typename T> class Runner {
         return static_cast<T *>(s.memory) + first * m.head_dim;
     }
 
-    void store_newest(const Layer &layer, int64_t row, int64_t h) {
+    void store_newest(const Layer &layer, int64_t row, int64_t h, Room &room) {
         const int64_t dim = m.head_dim, *place = place_of(layer, row);
         const float *given = &qkv[row * (queries + 2 * keys)];
         T *key = first_key(layer, row, h) + (place[4] - 1) * dim, *value = key + place[2] * dim;
-        std::vector<float> turned(dim);
-        turn(layer, row, given + queries + h * dim, layer.key_norm, turned.data());
+        float *turned = room.query.data();
+        turn(layer, row, given + queries + h * dim, layer.key_norm, turned, room);
         const float *newest = given + queries + keys + h * dim;
         for (int64_t i = 0; i < dim; i++) store_kv(key + i, turned[i]);
         for (int64_t i = 0; i < dim; i++) store_kv(value + i, newest[i]);
     }
 
-    void attend_task(const Layer &layer, int64_t index, const Task &task, float *out) {
+    void attend_task(const Layer &layer, int64_t index, const Task &task, float *out, Room &room) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, h = task.kv_head;
         const float *given = &qkv[task.row * (queries + 2 * keys)];
-        std::vector<float> query(group * dim);
+        float *query = room.query.data();
         for (int64_t g = 0; g < group; g++)
-            turn(layer, task.row, given + (h * group + g) * dim, layer.query_norm, &query[g * dim]);
+            turn(layer, task.row, given + (h * group + g) * dim, layer.query_norm, query + g * dim,
+                 room);
         const T *some_keys = first_key(layer, task.row, h);
         const T *some_values = some_keys + place_of(layer, task.row)[2] * dim;
         if (task.is_prefix) {
@@ -427,16 +457,16 @@ template <typename T> class Runner {
             some_keys = static_cast<const T *>(terms.keys) + at;
             some_values = static_cast<const T *>(terms.values) + at;
         }
-        attend_all(group, query.data(), some_keys + task.low * dim, some_values + task.low * dim,
+        attend_all(group, query, some_keys + task.low * dim, some_values + task.low * dim,
                    task.high - task.low, dim, float(m.scale), float(m.softcap), out);
     }
 
     // A head's query or key, normed and rotated. Numbers behind the rotated ones stay as they are.
-    void turn(const Layer &layer, int64_t row, const float *x, const float *weight, float *out) {
-        std::vector<float> normed(weight ? m.head_dim : 0);
+    void turn(const Layer &layer, int64_t row, const float *x, const float *weight, float *out,
+              Room &room) {
         if (weight) {
-            norm(x, weight, normed.data(), m.head_dim, m.eps);
-            x = normed.data();
+            norm(x, weight, room.head.data(), m.head_dim, m.eps);
+            x = room.head.data();
         }
         const int64_t count = layer.rope < 0 ? 0 : m.rotated;
         const int64_t at = (layer.rope * s.rows + row) * m.rotated;
@@ -447,16 +477,16 @@ template <typename T> class Runner {
     // Join what the tasks of row and key head `i` have found for query head `g` of its group, with
     // the head's attention sink and what an adapter adds.
     void merge(const Layer &layer, int64_t index, int64_t i, int64_t g, int64_t size, int64_t low,
-               int64_t high) {
+               int64_t high, Room &room) {
         const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
         const int64_t row = i / m.kv_heads, h = i % m.kv_heads, head = h * group + g;
         float *out = &mixed[row * queries + head * dim];
         float most = -INFINITY, total = 0, mass = 0;
         for (int64_t t = low; t < high; t++)
             most = std::max(most, parts[t * size + g * (dim + 2) + dim]);
-        std::vector<float> term;
+        const float *term = room.term.data();
         if (s.terms[row] && s.terms[row]->k) {
-            mass = find_term(layer, index, row, head, term);
+            mass = find_term(layer, index, row, head, room);
             if (mass != 0) most = std::max(most, 0.0f);  // NaN stays in the sums
         }
         if (layer.sinks) most = std::max(most, layer.sinks[head]);
@@ -476,15 +506,14 @@ template <typename T> class Runner {
         for (int64_t d = 0; d < dim; d++) out[d] /= total;
     }
 
-    // NTK-Attention's term of one row and query head. Returns its mass.
-    float find_term(const Layer &layer, int64_t index, int64_t row, int64_t head,
-                    std::vector<float> &term) {
+    // NTK-Attention's term of one row and query head, in `room.term`. Returns its mass.
+    float find_term(const Layer &layer, int64_t index, int64_t row, int64_t head, Room &room) {
         const int64_t dim = m.head_dim;
         const float *given = &qkv[row * (queries + 2 * keys) + head * dim];
-        std::vector<float> query(dim);
-        term.resize(dim);
-        turn(layer, row, given, layer.query_norm, query.data());
-        return ntk_term(*s.terms[row], index * m.heads + head, query.data(), dim, term.data());
+        float *query = room.query.data();
+        turn(layer, row, given, layer.query_norm, query, room);
+        return ntk_term(*s.terms[row], index * m.heads + head, query, dim, room.ntk,
+                        room.term.data());
     }
 };
 
@@ -494,9 +523,12 @@ extern "C" int64_t gemserve_sizes(int64_t *lanes) {
            sizeof(LayerTerms);
 }
 
-extern "C" void gemserve_step(const Model *model, const Step *step) {
+extern "C" const char *gemserve_step(const Model *model, const Step *step) try {
     if (model->is_half)
         Runner<uint16_t>(*model, *step).run();
     else
         Runner<float>(*model, *step).run();
+    return nullptr;
+} catch (...) {
+    return reason();
 }

@@ -89,6 +89,7 @@ FOLDER = Path(__file__).with_name("answer_cases")
 PLACES = ("end", "front", "between", "order")
 MAX_TOKENS = 32
 EVERYTHING_TOKENS = 96
+OWN_WORDS_TOKENS = 96  # with 32, models that say first what they will do never come to the answer
 OTHERS = 4  # facts that a document has beside the one in question, in `other_words`
 ALONE = "alone"  # the way without filler
 _NAME = re.compile(r"[\w:. -]+")
@@ -277,6 +278,7 @@ def _in_own_words(kind: str, count: int) -> Iterator[Case]:
                 gold=tuple(facts[i] for i in sorted(asked)),
                 filler=partial(draw_notes, read_file("languages")["English"], document),
                 shares=document,
+                max_tokens=OWN_WORDS_TOKENS,
             )
 
 

@@ -45,8 +45,13 @@ def test_a_short_text_may_have_one_control_byte() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [bytes(range(256)) * 9, b"\x7fELF" + bytes(200) + b"text" * 99, b"abcdefgh\0\0" * 1000],
-    ids=["all bytes", "program", "records"],
+    [
+        b"\0\1",
+        bytes(range(256)) * 9,
+        b"\x7fELF" + bytes(200) + b"text" * 99,
+        b"abcdefgh\0\0" * 1000,
+    ],
+    ids=["two bytes", "all bytes", "program", "records"],
 )
 def test_a_share_of_control_bytes_makes_a_binary(content: bytes) -> None:
     with pytest.raises(NotText, match=r"of it are control characters, the limit is 2%"):

@@ -171,7 +171,8 @@ def _without_controls(text: str) -> str:
 
 def _check_controls(num_controls: int, num_all: int) -> None:
     # a text of ten characters may have one, too
-    if num_controls > 1 and num_controls > MOST_CONTROLS * num_all:
+    is_one_of_many = num_controls <= 1 < num_all
+    if num_controls > MOST_CONTROLS * num_all and not is_one_of_many:
         raise NotText(
             f"is no text ({num_controls / num_all:.1%} of it are control characters, the limit is "
             f"{MOST_CONTROLS:.0%})"

@@ -23,7 +23,7 @@
     ├── QuotaExceeded        (429)
     ├── QueueFull            (503)
     ├── SchemasBusy          too many schemas are being tried (503)
-    ├── PdfsBusy             too many PDFs are being read (503)
+    ├── PdfsBusy             too many PDFs and other files are being read (503)
     ├── NotCalibrated        the model is calibrated while there are no requests (503)
     ├── EngineDead           (503)
     └── RankFailed           a process that has a part of the model is gone
@@ -340,13 +340,13 @@ class SchemasBusy(GemserveError):
 
 
 class PdfsBusy(GemserveError):
-    """PDFs are read a few at a time, and too many wait for that."""
+    """Files that are no plain text are read a few at a time, and too many wait for that."""
 
     code = "pdf_reading_busy"
     retry_after_s = 10
 
     def __init__(self, cause: str) -> None:
-        super().__init__(f"A PDF could not be read: {cause}. Try again later.")
+        super().__init__(f"A file could not be read: {cause}. Try again later.")
 
 
 class NotCalibrated(GemserveError):

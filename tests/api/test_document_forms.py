@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -54,7 +55,7 @@ async def test_a_file_is_stored_to_the_byte(api: Api) -> None:
     ("content", "fields", "param"),
     [
         (b"", {}, "file"),
-        (b" \n", {}, "text"),
+        (b" \n", {}, "file"),
         (b"%PDF-1.7 \xff\xfe", {}, "file"),
         (b"x", {"ttl": "soon"}, "ttl"),
         (b"x", {"ttl": "-1"}, "ttl"),
@@ -142,3 +143,32 @@ def test_a_broken_form_is_refused(raw: bytes, words: str) -> None:
         parsed(raw)
     with pytest.raises(RequestError, match="boundary"):
         parsed(raw, "multipart/form-data")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.csv", b"Goal,Leaves\nMalmo,9\n", "Goal; Leaves\nGoal: Malmo; Leaves: 9"),
+        ("a.txt", "Fähre – Café".encode() + b"\xff", "Fähre – Café\ufffd"),
+        ("a.txt", "Fähre für 5 €".encode("cp1252"), "Fähre für 5 €"),
+        ("a.txt", "Fähre".encode("utf-16"), "Fähre"),
+        ("a.log.gz", gzip.compress(b"bell \x07" + b"x" * 99), "bell " + "x" * 99),
+        ("a.rtf", rb"{\rtf1 Caf\'e9}", "Café"),
+    ],
+)
+async def test_a_file_is_read_as_libraries_read_it(
+    api: Api, name: str, content: bytes, text: str
+) -> None:
+    """Anything but UTF-8 was refused, although libraries took it."""
+    files = {"file": (name, content, "text/plain")}
+    reply = await api.client.post("/v1/documents/text", files=files)
+    assert reply.json() == {"name": name, "text": text, "pages": None}
+    assert (await upload(api, content, name)).json()["bytes"] == len(text.encode())
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/text"])
+async def test_a_file_without_text_is_refused_by_name(api: Api, path: str) -> None:
+    files = {"file": ("a.xlsx", b"no zip", "text/plain")}
+    error = (await api.client.post(path, files=files)).json()["error"]
+    assert (error["param"], error["code"]) == ("file", "file_without_text")
+    assert "'a.xlsx' is no XLSX file" in error["message"]

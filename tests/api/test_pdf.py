@@ -9,16 +9,18 @@ import threading
 import httpx
 import pytest
 
-from gemserve.api.documents import pdf_queue
-from gemserve.api.documents.pdf_queue import MAX_PDFS, PdfQueue
+from gemserve.api.documents import file_queue
+from gemserve.api.documents.file_queue import MAX_PDFS, FileQueue
 from gemserve.errors import PdfsBusy, RequestError
-from gemserve.library.pdf_text import PdfLimits, PdfText, cleaned, read_pdf
+from gemserve.library.file_text import FileText
+from gemserve.library.pdf_text import ReadingLimits, cleaned, read_pdf
 from tests.fakes import Api
 from tests.pdfs import pdf_of
 
 pytest.importorskip("pypdf", reason='"gemserve[pdf]" is not installed')
 pytestmark = pytest.mark.anyio
-LIMITS = PdfLimits(text_bytes=1000, pages=10)
+PDF = b"%PDF-"
+LIMITS = ReadingLimits(text_bytes=1000, pages=10)
 PAGES = ["The code of the lantern is 48213.", "", "It hangs beside the door."]
 TEXT = f"{PAGES[0]}\n\n{PAGES[2]}"
 
@@ -106,7 +108,7 @@ def test_an_encrypted_pdf_is_refused() -> None:
 )
 def test_a_hostile_pdf_ends_soon(content: bytes) -> None:
     """It would hold a thread for minutes, or the server's memory."""
-    limits = PdfLimits(text_bytes=1 << 20, cpu_s=1, wall_s=200, memory_bytes=256 << 20)
+    limits = ReadingLimits(text_bytes=1 << 20, cpu_s=1, wall_s=200, memory_bytes=256 << 20)
     with pytest.raises(RequestError) as caught:
         read_pdf(pdf_of(["x"], content=content), "bomb.pdf", limits)
     assert caught.value.code in ("pdf_too_large", "pdf_invalid", "pdf_without_text")
@@ -118,37 +120,37 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No PDF is read to its end before this is set."""
     gate = threading.Event()
 
-    def read_slowly(content: bytes, name: str, limits: PdfLimits, reading: object) -> PdfText:
+    def read_slowly(content: bytes, name: str, *_: object) -> FileText:
         gate.wait(30)
-        return PdfText(name, 1)
+        return FileText(text=name, kind="pdf", pages=(0,))
 
-    monkeypatch.setattr(pdf_queue, "read_pdf", read_slowly)
+    monkeypatch.setattr(file_queue, "read_file", read_slowly)
     return gate
 
 
 async def test_pdfs_wait_in_a_queue_of_their_own(gate: threading.Event) -> None:
     """Many slow PDFs would take the threads in which all requests are parsed."""
-    queue = PdfQueue(LIMITS)
-    tasks = [asyncio.ensure_future(queue.read(b"", str(i))) for i in range(MAX_PDFS)]
+    queue = FileQueue(LIMITS)
+    tasks = [asyncio.ensure_future(queue.read(PDF, str(i))) for i in range(MAX_PDFS)]
     await asyncio.sleep(0)
     with pytest.raises(PdfsBusy, match="which is the limit"):
-        await queue.read(b"", "one more")
+        await queue.read(PDF, "one more")
     gate.set()
     assert [(await task).text for task in tasks] == [str(i) for i in range(MAX_PDFS)]
-    assert (await queue.read(b"", "later")).text == "later"
+    assert (await queue.read(PDF, "later")).text == "later"
 
 
 async def test_one_key_s_pdfs_leave_places_for_another_s(gate: threading.Event) -> None:
     """Eight PDFs that take a minute each kept every other key from having one read."""
-    queue = PdfQueue(LIMITS)
+    queue = FileQueue(LIMITS)
     tasks = [
-        asyncio.ensure_future(queue.read(b"", str(i), b"greedy"))
-        for i in range(pdf_queue.MAX_PDFS_OF_A_KEY)
+        asyncio.ensure_future(queue.read(PDF, str(i), b"greedy"))
+        for i in range(file_queue.MAX_PDFS_OF_A_KEY)
     ]
     await asyncio.sleep(0)
     with pytest.raises(PdfsBusy, match="of this API key"):
-        await queue.read(b"", "one more", b"greedy")
-    tasks.append(asyncio.ensure_future(queue.read(b"", "other", b"modest")))
+        await queue.read(PDF, "one more", b"greedy")
+    tasks.append(asyncio.ensure_future(queue.read(PDF, "other", b"modest")))
     gate.set()
     assert [(await task).text for task in tasks][-1] == "other"
-    assert (await queue.read(b"", "later", b"greedy")).text == "later"
+    assert (await queue.read(PDF, "later", b"greedy")).text == "later"

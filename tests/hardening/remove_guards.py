@@ -237,7 +237,7 @@ REMOVALS: tuple[Removal, ...] = (
     ),
     Removal(
         "tests/e2e/test_attacks.py::test_a_pdf_is_read_no_further_when_its_client_leaves",
-        "api/documents/pdf_queue.py",
+        "api/documents/file_queue.py",
         "reading.end()",
         "pass",
     ),

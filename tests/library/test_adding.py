@@ -21,7 +21,8 @@ from gemserve.library import file_text
 from gemserve.library.adding import Source, add_files
 from gemserve.library.cutting import cut_file, sections
 from gemserve.library.file_text import FileText
-from gemserve.library.finding import find_files
+from gemserve.library.finding import LeftOut, find_files
+from gemserve.library.ignore_rules import IgnoreRules
 from gemserve.library.store import Library
 from tests.library.worlds import (
     IDENTITY,
@@ -190,7 +191,7 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path: Path, tokenizer: Any) ->
     done = add(library, tokenizer, map(Source.of_file, find_files([str(tmp_path / "f")])))
     left_out = {Path(path).name: reason for path, reason in done.skipped}
     assert left_out.keys() == {"binary", "empty", "blank.txt", "packed.gz", "fake.pdf"}
-    assert left_out["binary"] == "is no text"
+    assert left_out["binary"].startswith("is no text (10.")
     assert left_out["empty"] == "is empty"
     assert "cannot be unpacked" in left_out["packed.gz"]
     assert "fake.pdf" in left_out["fake.pdf"] or "PDF" in left_out["fake.pdf"]
@@ -293,6 +294,79 @@ def test_files_are_found_by_folder_pattern_and_repository(tmp_path: Path) -> Non
     subprocess.run([*git, "add", "a.md", ".hidden"], check=True)
     assert names(folder) == [".hidden", "a.md"]
     assert names(f"{folder}/sub") == ["sub/b.txt"]
+
+
+TREE = (
+    *("a.md", "keep.log", "x.log", "sub/deep/x.log", "sub/own.txt", "docs/tmp/a.txt", "tmp/a.txt"),
+    *("venv/lib.py", "mine/pyvenv.cfg", "mine/lib.py", "build/a.js", "sub/dist/b.js", "target/c"),
+    *(".venv/x.py", ".env", "sub/server.pem", "id_rsa", "sub/credentials", ".env.example", "k.txt"),
+)
+
+
+def test_what_is_ignored_made_or_secret_is_left_out_and_counted(tmp_path: Path) -> None:
+    """Keys and whole environments went into libraries of folders without git."""
+    for name in TREE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "k.txt").write_text("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n")
+    (tmp_path / ".gitignore").write_text("# logs\n*.log\n!keep.log\n/tmp/\ndocs/**/\\a.txt\n")
+    (tmp_path / "sub" / ".gitignore").write_text("own.txt\n!x.log\n")
+    left_out = LeftOut()
+    found = find_files([str(tmp_path)], left_out)
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        "a.md",
+        "keep.log",
+        "sub/deep/x.log",
+    ]
+    assert {path.name for path in left_out.secrets} == {
+        *(".env", "server.pem", "id_rsa", "credentials", "k.txt")
+    }
+    assert {path.name for path in left_out.folders} == {
+        *("venv", "mine", "build", "dist", "target", ".venv")
+    }
+    assert left_out.ignored == 4
+    assert left_out.lines(2)[0].startswith("5 files that may hold secrets: ")
+    assert left_out.lines(2)[0].endswith(" and 3 more")
+    named = [str(tmp_path / "id_rsa"), str(tmp_path / "build")]  # whoever names it means it
+    assert [path.name for path in find_files(named)] == ["id_rsa", "a.js"]
+    by_pattern = LeftOut()
+    assert [path.name for path in find_files([f"{tmp_path}/**/*.js"], by_pattern)] == []
+    assert {path.name for path in by_pattern.folders} == {"build", "dist"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "ignored", "kept"),
+    [
+        ("a", "x/a", "ab"),
+        ("/a", "a", "x/a"),
+        ("x/a", "x/a", "y/x/a"),
+        ("a?[bc]", "a1b", "a1d"),
+        ("**/x/*.c", "p/q/x/a.c", "x/y/a.c"),
+        ("x/**", "x/y/a", "y"),
+        ("\\#a", "#a", "a"),
+        ("a ", "a", "a "),
+    ],
+)
+def test_rules_of_gitignore(tmp_path: Path, rule: str, ignored: str, kept: str) -> None:
+    (tmp_path / ".gitignore").write_text(f"{rule}\n")
+    rules = IgnoreRules.of_folder(tmp_path)
+    assert rules is not None
+    assert rules.decide(tmp_path / ignored, is_folder=False) is True
+    assert rules.decide(tmp_path / kept, is_folder=False) is None
+
+
+def test_hostile_rules_of_gitignore_end_soon(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*a" * 100 + "b\n" + "**/" * 100 + "x\n")
+    (tmp_path / ("a" * 200)).write_text("x")
+    began_s = time.process_time()
+    assert len([*find_files([str(tmp_path)])]) == 1
+    assert time.process_time() - began_s < 1
+    (tmp_path / ".gitignore").write_text("a\n" * 10_001)
+    with pytest.raises(LibraryError, match=r"gitignore: has 10,001 rules, the limit is 10,000"):
+        [*find_files([str(tmp_path)])]
+    (tmp_path / ".gitignore").write_text("#" * (2 << 20))
+    with pytest.raises(LibraryError, match=r"has more than 1,048,576 bytes, the limit"):
+        [*find_files([str(tmp_path)])]
 
 
 def test_what_is_known_is_told_before_anything_is_read(tmp_path: Path, tokenizer: Any) -> None:

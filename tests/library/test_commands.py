@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemserve.cli.main import main
-from gemserve.library.store import DATABASE
+from gemserve.library.reading_time import duration
+from gemserve.library.store import DATABASE, Library
 from tests.library.worlds import IDENTITY, open_library, paragraphs
 from tests.pdfs import pdf_of
 
@@ -34,6 +36,7 @@ def test_two_commands_answer_with_sources(
     added, said = run(capsys, "library", "add", "boats", str(notes), *place)
     assert added.startswith("2 files added or changed, 0 unchanged, 0 gone, 1 left out;")
     assert "picture: is no text" in said
+    assert "tokens to read in 2 texts" in said or "tokens to read in 3 texts" in said
     answer, said = run(
         capsys,
         "ask",
@@ -61,6 +64,50 @@ def test_two_commands_answer_with_sources(
     assert listed.startswith("boats: 0 files, ")
     run(capsys, "library", "remove", "boats", *place)
     assert not (tmp_path / "libraries" / "boats").exists()
+
+
+def test_what_is_left_out_and_the_time_are_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log of 30 MB took 13 minutes, which nothing had said; a secret was stored."""
+    notes, place = tmp_path / "notes", ("--library-dir", str(tmp_path / "libraries"))
+    notes.mkdir()
+    (notes / "sea.txt").write_text(paragraphs(300))
+    (notes / "secrets.json").write_text("{}")
+    (notes / "a.csv").write_text("a,b\n1,2\n")
+    _, said = run(capsys, "library", "add", "boats", str(notes), *place)
+    first, second, *_ = said.splitlines()
+    assert first == f"left out: 1 files that may hold secrets: {notes}/secrets.json"
+    assert re.fullmatch(
+        r"about \d+,\d{3} tokens to read in 1 texts, and 1 packed files or files of other formats",
+        second,
+    )
+    expected = int(second.split()[1].replace(",", ""))
+    library = Library(tmp_path / "libraries" / "boats")
+    assert abs(library.totals()[2] - expected) < 0.1 * expected
+    assert library.speed > 0
+    (notes / "more.txt").write_text(paragraphs(300, "lake"))
+    _, said = run(capsys, "library", "add", "boats", str(notes), *place)
+    assert re.search(r" tokens to read in 1 texts: about .+ at [\d,]+ a second\n", said)
+
+
+def test_a_secret_that_was_added_before_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes, place = tmp_path / "notes", ("--library-dir", str(tmp_path / "libraries"))
+    notes.mkdir()
+    for name in ("sea.txt", "id_rsa"):
+        (notes / name).write_text("The ferry leaves at nine.")
+    run(capsys, "library", "add", "boats", str(notes / "id_rsa"), *place)
+    added, _ = run(capsys, "library", "add", "boats", str(notes), *place)
+    assert added.startswith("1 files added or changed, 0 unchanged, 1 gone")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.1, "1 s"), (90, "90 s"), (780, "13 min"), (9000, "2.5 h")]
+)
+def test_durations_are_in_the_unit_that_fits(seconds: float, said: str) -> None:
+    assert duration(seconds) == f"about {said}"
 
 
 def test_what_is_no_library_is_named_and_made_anew_when_asked(

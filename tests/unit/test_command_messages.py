@@ -10,6 +10,7 @@ import pytest
 
 from gemserve.cli.main import main
 from gemserve.errors import ModelError
+from gemserve_client.cli.main import main as client_main
 
 
 def test_serve_says_what_it_loads_before_it_loads(
@@ -38,6 +39,34 @@ def test_ask_does_not_print_a_document_that_was_read_whole(
     shown = capsys.readouterr()
     assert "the model reads the whole prompt: all of its text is kept" in shown.err
     assert "48213" not in shown.err
+
+
+def test_ask_reads_any_encoding_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = io.BytesIO("The café's code is 48213.".encode("cp1252"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(notes))
+    question = "What is the code?"
+    assert main(["ask", "-", question, "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["ask", "a.txt"], ["library", "add", "x"], ["library", "list"], ["library", "remove"]),
+        *(["serve", "--model"], ["plan", "--model"], ["eval"], ["calibrate"], ["adapter"]),
+        *(["demo", "--port"], ["ask", "--also"], []),
+    ],
+)
+@pytest.mark.parametrize("client", [False, True])
+def test_an_argument_that_is_not_utf_8_is_named(
+    words: list[str], client: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a Python error, or after the model was loaded."""
+    run = client_main if client else main
+    assert run([*words, "caf\udce9"]) == 2
+    assert f"argument {len(words) + 1}: b'caf\\xe9' is not UTF-8; rename" in capsys.readouterr().err
 
 
 CODES = {"lantern": "48213", "ladder": "51907"}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from gemserve_client.cli import adapters, ask, documents, models
-from gemserve_client.cli.errors import Failed
+from gemserve_client.cli.errors import Failed, Misused
 
 PROGRAM = "gemserve-client"
 INTERRUPTED = 130
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        _check_words(words)
         status = _run(words)
         sys.stdout.flush()
         return status
@@ -35,6 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader has gone; without this Python would report an error when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise `Misused` if one is not UTF-8, as requests are."""
+    for number, word in enumerate(words, start=1):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            given = os.fsencode(word)[:100]
+            raise Misused(
+                f"argument {number}: {given!r} is not UTF-8; rename the file, or write the text in "
+                "UTF-8"
+            ) from error
 
 
 def _run(words: list[str]) -> int:

@@ -20,7 +20,7 @@ from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.reply_memory import ReplyMemory
 from gemserve.api.anthropic.routes import anthropic_routes
-from gemserve.api.documents.pdf_queue import PdfQueue
+from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.libraries.shelf import Shelf
@@ -53,7 +53,7 @@ from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
 from gemserve.errors import ConfigError, GemserveError
-from gemserve.library.pdf_text import PdfLimits
+from gemserve.library.pdf_text import ReadingLimits
 
 
 def create_app(
@@ -149,7 +149,9 @@ def _all_routes(
         shelf=shelf,
         has_cache=serving.engine_config().cache_memory > 0,
     )
-    pdfs = PdfQueue(PdfLimits(text_bytes=config.max_document_bytes))
+    files = FileQueue(
+        ReadingLimits(text_bytes=config.max_document_bytes, unpacked_bytes=config.max_body_bytes)
+    )
     return [
         completion_routes(submitter, builder),
         openai_responses_routes(submitter, builder),
@@ -157,8 +159,8 @@ def _all_routes(
         ollama_routes(submitter, builder, models, serving.model_type),
         filter_routes(submitter, builder),
         ranking_routes(submitter, builder),
-        document_routes(submitter, builder, documents, pdfs),
-        document_text_routes(submitter, pdfs),
+        document_routes(submitter, builder, documents, files),
+        document_text_routes(submitter, files),
         library_routes(submitter, shelf, None if shelf is None else Uploads(shelf, engine)),
         tokenizing_routes(builder, models, documents, submitter.turns),
         model_routes(models, builder.context_tokens),

@@ -22,7 +22,7 @@ from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError, shown
 from gemserve.filter_plan import FilterReason
-from gemserve.library.file_text import NoText, read_bytes, text_of
+from gemserve.library.file_text import MOST_BYTES, NoText, read_bytes, text_of
 from gemserve.library.folders import existing_folder
 from gemserve.types import CANDIDATES, MOST_CANDIDATES, FilterReport
 
@@ -56,7 +56,7 @@ def add_command(commands: Any) -> None:
         "words",
         nargs="*",
         metavar="[FILE …] QUESTION",
-        help="files (text, PDF, DOCX, HTML; - is standard input), and what is asked about them",
+        help="files (what libraries read; - is standard input), and what is asked about them",
     )
     parser.add_argument(
         "--also",
@@ -218,14 +218,20 @@ def _load(path: str, model: Any) -> Any:
 
 
 def _read(name: str) -> str:
-    """The text of a file: of PDF, DOCX and HTML what people read in them."""
-    if name == "-":
-        return sys.stdin.read()
+    """The text of a file, read as libraries read it."""
     try:
-        content = read_bytes(Path(name))
+        content = _read_input() if name == "-" else read_bytes(Path(name))
         return text_of(content, name).text if content.strip() else ""
     except NoText as error:
         raise GemserveError(f"{name}: {error}") from error
+
+
+def _read_input() -> bytes:
+    """The bytes of standard input. Raises `NoText` if there are too many."""
+    content = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise NoText(f"has more than {MOST_BYTES:,} bytes, the limit; split it")
+    return content
 
 
 def summary_of(report: FilterReport) -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from gemserve.library.folders import default_folder, existing_folder, folder_of,
 
 if TYPE_CHECKING:
     from gemserve.library.adding import Added
+    from gemserve.library.finding import LeftOut
     from gemserve.library.store import Library
 
 _CLEAR = "\r\x1b[K"
 _SHOWN_SKIPPED = 20
+_TIMED_TOKENS = 4096  # with fewer, the time is that of opening and storing
 _TERMINAL_S, _ELSEWHERE_S = 0.5, 30.0  # between two lines of progress
 
 
@@ -58,12 +61,15 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 def run_add(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.name, arguments.library_dir)
-    from gemserve.library.finding import find_files
+    from gemserve.library.finding import LeftOut, find_files
+    from gemserve.library.reading_time import expect
     from gemserve.library.store import DATABASE, remove_library
 
-    for _ in find_files(arguments.paths):  # all paths are looked at before a model is loaded
-        break
-    else:
+    left_out = LeftOut()
+    files = list(find_files(arguments.paths, left_out))  # before a model is loaded
+    for said in left_out.lines(_SHOWN_SKIPPED):
+        print(f"left out: {said}", file=sys.stderr)
+    if not files:
         raise LibraryError(f"{', '.join(arguments.paths)}: there are no files")
     from gemserve.llm import LLM
 
@@ -72,6 +78,9 @@ def run_add(arguments: argparse.Namespace) -> int:
     if arguments.anew and os.path.lexists(folder / DATABASE):
         remove_library(folder)
     library = llm.library(folder, is_new=not os.path.lexists(folder / DATABASE))
+    expected = expect(files, library, llm.tokenizer)
+    if expected.tokens or expected.others:
+        print(expected.line(), file=sys.stderr)
     started_s = shown_s = time.monotonic()
     is_terminal = sys.stderr.isatty()
     done: Added | None = None
@@ -82,23 +91,26 @@ def run_add(arguments: argparse.Namespace) -> int:
                 shown_s = now_s
                 end = "" if is_terminal else "\n"
                 start = _CLEAR if is_terminal else ""
-                print(f"{start}{progress_of(done, now_s - started_s)}", end=end, file=sys.stderr)
+                line = progress_of(done, now_s - started_s, expected.tokens)
+                print(f"{start}{line}", end=end, file=sys.stderr)
                 sys.stderr.flush()
     except (KeyboardInterrupt, LibraryError):
         print("what was stored stays; the same command goes on behind it", file=sys.stderr)
         raise
     assert done is not None
-    gone = gone_files(library, arguments.paths)
-    if gone:
-        with library.writing():
+    gone = gone_files(library, arguments.paths, left_out, files)
+    seconds = time.monotonic() - started_s
+    with library.writing():
+        if gone:
             library.remove_files(gone)
+        if done.read_tokens >= _TIMED_TOKENS:
+            library.note_speed(max(1, round(done.read_tokens / seconds)))
     if is_terminal:
         print(_CLEAR, end="", file=sys.stderr)
     for path, reason in done.skipped[:_SHOWN_SKIPPED]:
         print(f"left out: {path}: {reason}", file=sys.stderr)
     if len(done.skipped) > _SHOWN_SKIPPED:
         print(f"left out: {len(done.skipped) - _SHOWN_SKIPPED:,} more", file=sys.stderr)
-    seconds = time.monotonic() - started_s
     print(
         f"{done.files:,} files added or changed, {done.unchanged:,} unchanged, "
         f"{len(gone):,} gone, {len(done.skipped):,} left out; {done.read_tokens:,} tokens read in "
@@ -108,13 +120,20 @@ def run_add(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def gone_files(library: Library, paths: list[str]) -> list[str]:
-    """The files of a library that were in one of these folders, and are there no more."""
+def gone_files(
+    library: Library, paths: list[str], left_out: LeftOut, files: Iterable[Path]
+) -> list[str]:
+    """The files of a library that were in one of these folders, and are there no more.
+
+    Also those that are left out now, unless they are among `files`, because they are named.
+    """
+    found = set(map(str, files))
     folders = [f"{Path(path).absolute()}/" for path in paths if os.path.isdir(path)]
     return [
         file.path
         for file in library.files()
-        if file.path.startswith(tuple(folders)) and _is_gone(file.path)
+        if file.path.startswith(tuple(folders))
+        and (_is_gone(file.path) or (file.path not in found and left_out.has(file.path)))
     ]
 
 
@@ -129,11 +148,16 @@ def _is_gone(path: str) -> bool:
     return False
 
 
-def progress_of(done: Added, seconds: float) -> str:
+def progress_of(done: Added, seconds: float, expected: int = 0) -> str:
+    """`expected`: the tokens that there probably are to read, all in all."""
+    from gemserve.library.reading_time import duration
+
     rate = done.read_tokens / max(seconds, 1e-9)
     known = f", {done.known_tokens:,} known" if done.known_tokens else ""
     read = f"{done.read_tokens:,} tokens read ({rate:,.0f} a second){known}"
-    return f"{done.files:,} files, {read}: {done.at}"
+    left = max(0, expected - done.read_tokens - done.known_tokens)
+    time_left = f", {duration(left / rate)} left" if done.read_tokens and left else ""
+    return f"{done.files:,} files, {read}{time_left}: {done.at}"
 
 
 def describe(library: Library) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -13,12 +14,16 @@ from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, librar
 from gemserve.cli.logs import ToStderr
 from gemserve.cli.options import apply_environment
 from gemserve.ending_signals import EndedBySignal
-from gemserve.errors import ConfigError, GemserveError
+from gemserve.errors import ConfigError, GemserveError, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors for the user become one line on stderr and status 2."""
-    parsed, unknown = make_parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if (mistake := _find_mistake(words)) is not None:
+        print(f"gemserve: {mistake}", file=sys.stderr)
+        return 2
+    parsed, unknown = make_parser().parse_known_args(words)
     if unknown:
         parsed.parser.exit(2, f"{_unknown_words(parsed.parser, unknown)}\n")
     _show_loading()
@@ -34,6 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + ended.number
     except KeyboardInterrupt:
         return 130
+
+
+def _find_mistake(words: Sequence[str]) -> str | None:
+    """What is wrong with the first argument that is not UTF-8, which no prompt can have."""
+    for number, word in enumerate(words, start=1):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            given = shown(os.fsencode(word))
+            return (
+                f"argument {number}: {given} is not UTF-8; rename the file, or write the text in "
+                "UTF-8"
+            )
+    return None
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,39 +1,32 @@
-"""The text of a file: of plain text as it is, of PDF, DOCX and HTML what people read in them."""
+"""The text of a file: of plain text as it is, of other formats what people read in them.
+
+Libraries, stored documents, uploads and `gemserve ask` all read files with `text_of`.
+"""
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
 
 from gemserve.errors import GemserveError
+from gemserve.library.converting import LIMITS, convert, kind_of
+from gemserve.library.pdf_text import Reading, ReadingLimits
+from gemserve.library.plain_text import NotText, decode
 
-Kind = Literal["text", "pdf", "docx", "html"]
 MOST_BYTES = 1 << 28  # of a file, and of what a packed one unpacks to
 _PACKED = b"\x1f\x8b"
-_LOOKED_AT = 1 << 13  # bytes, to tell whether it is text
-_KINDS: dict[str, Kind] = {
-    ".pdf": "pdf",
-    ".docx": "docx",
-    ".html": "html",
-    ".htm": "html",
-    ".xhtml": "html",
-}
-_CONTROLS = frozenset(range(32)) - {8, 9, 10, 12, 13, 27}  # that no text has
-_MOST_FOREIGN = 0.3  # of bytes that are no ASCII, in a text that is not UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileText:
-    """`pages`: the first character of each page; empty if there are none."""
+    """`kind`: "text" or a key of `FORMATS`. `pages`: the first character of each page, if any."""
 
     text: str
-    kind: Kind
+    kind: str
     pages: tuple[int, ...] = ()
 
 
@@ -62,22 +55,47 @@ def read_bytes(path: Path) -> bytes:
 
 def text_of(content: bytes, name: str) -> FileText:
     """The text of the file with this content. Raises `NoText`, which says why there is none."""
-    if name.endswith(".gz"):
-        content, name = unpacked(content, MOST_BYTES), name.removesuffix(".gz")
-    if not content.strip():
-        raise NoText("is empty")
-    kind = _KINDS.get(Path(name).suffix.lower(), "text")
-    if kind == "text" and content.startswith(b"%PDF-"):
-        kind = "pdf"
-    if kind == "text":
-        return FileText(text=_plain(content), kind="text")
-    from gemserve.library.converting import convert
-
     try:
-        text, pages = convert(content, name, kind)
+        read = read_file(content, name)
     except GemserveError as error:
         raise NoText(str(error)) from error
-    return FileText(text=text, kind=kind, pages=pages)
+    return replace(read, text=read.text.replace("\r\n", "\n"))
+
+
+def read_file(
+    content: bytes,
+    name: str,
+    limits: ReadingLimits = LIMITS,
+    reading: Reading | None = None,
+) -> FileText:
+    """Likewise, with the line ends that the file has.
+
+    Raises `NoText`, and what `convert` raises: `RequestError`, `PdfsBusy` and `LibraryError`.
+    `reading`: ended by another thread when nobody wants the text any more.
+    """
+    if name.endswith(".gz"):
+        content, name = (
+            unpacked(content, limits.unpacked_bytes or MOST_BYTES),
+            name.removesuffix(".gz"),
+        )
+    if not content.strip():
+        raise NoText("is empty")
+    kind = kind_of(content, name)
+    if kind != "text":
+        text, pages = convert(content, name, kind, limits, reading)
+        return FileText(text=text, kind=kind, pages=pages)
+    try:
+        text = decode(content)
+    except NotText as error:
+        raise NoText(str(error)) from None
+    if not text.strip():
+        raise NoText("is empty")
+    return FileText(text=text, kind=kind)
+
+
+def is_plain(content: bytes, name: str) -> bool:
+    """Whether a file is neither packed nor of another format than plain text."""
+    return not name.endswith(".gz") and kind_of(content, name) == "text"
 
 
 def unpacked(content: bytes, most_bytes: int) -> bytes:
@@ -95,29 +113,3 @@ def unpacked(content: bytes, most_bytes: int) -> bytes:
     if len(whole) > most_bytes:
         raise NoText(f"unpacks to more than {most_bytes:,} bytes, the limit")
     return whole
-
-
-def _plain(content: bytes) -> str:
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
-        if content.startswith(mark):
-            return _decoded(content, encoding)
-    start = content[:_LOOKED_AT]
-    if not _CONTROLS.isdisjoint(start):
-        raise NoText("is no text")
-    try:
-        return _decoded(content, "utf-8-sig")
-    except NoText:
-        foreign = sum(byte >= 128 for byte in start)
-        if foreign > _MOST_FOREIGN * len(start):
-            raise
-        return _decoded(content, "latin-1")
-
-
-def _decoded(content: bytes, encoding: str) -> str:
-    try:
-        text = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise NoText(f"is no text ({error.reason} at byte {error.start})") from error
-    if "\0" in text:
-        raise NoText("is no text")
-    return text.replace("\r\n", "\n")

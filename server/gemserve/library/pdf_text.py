@@ -29,10 +29,11 @@ _LIGATURES = str.maketrans(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PdfLimits:
+class ReadingLimits:
     """`cpu_s`: seconds of processor time. `wall_s`: with fewer of these, a processor is missing.
 
-    `text_bytes`: of the text as UTF-8.
+    `text_bytes`: of the text as UTF-8. `pages`: of PDFs. `unpacked_bytes`: of what a `.gz` has
+    packed; 0: as many as a file may have.
     """
 
     text_bytes: int
@@ -40,6 +41,7 @@ class PdfLimits:
     cpu_s: int = 60
     wall_s: float = 240.0
     memory_bytes: int = 1 << 30
+    unpacked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,14 @@ class PdfText:
     page_starts: tuple[int, ...] = ()
 
 
-def is_pdf(content: bytes) -> bool:
-    return _MAGIC in content[:_MAGIC_WITHIN]
+def has_pdf_mark(content: bytes, *, is_named: bool) -> bool:
+    """`is_named`: its name says that it is a PDF. Other texts may have the mark further on."""
+    start = content[:_MAGIC_WITHIN]
+    return _MAGIC in start if is_named or b"\0" in start else start.lstrip().startswith(_MAGIC)
 
 
-class PdfReading:
-    """The process that reads one PDF, which may be ended from another thread."""
+class Reading:
+    """The process that reads one file, which may be ended from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +85,7 @@ class PdfReading:
 
 
 def read_pdf(
-    content: bytes, name: str, limits: PdfLimits, reading: PdfReading | None = None
+    content: bytes, name: str, limits: ReadingLimits, reading: Reading | None = None
 ) -> PdfText:
     """The text of the file called `name`. It blocks for at most `limits.wall_s` seconds.
 
@@ -99,7 +103,7 @@ def read_pdf(
     command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        (reading or PdfReading()).begin(process)
+        (reading or Reading()).begin(process)
         try:
             output, _ = process.communicate(content, timeout=limits.wall_s)
         except subprocess.TimeoutExpired as error:
@@ -119,7 +123,7 @@ def read_pdf(
     return PdfText(said["text"], said["pages"], tuple(said["starts"]))
 
 
-def _costly(limits: PdfLimits) -> str:
+def _costly(limits: ReadingLimits) -> str:
     return (
         f"takes too much to read; the limits are {limits.cpu_s} s of processor time and "
         f"{limits.memory_bytes >> 20} MiB of memory"

@@ -202,6 +202,21 @@ class Library:
         with _writing(self.folder):
             yield
 
+    @property
+    def speed(self) -> int:
+        """Tokens that were read in a second when files were last added; 0 if nobody knows."""
+        with self._told():
+            found = self._connection.execute("SELECT value FROM settings WHERE name = 'speed'")
+            row = found.fetchone()
+        return int(row[0]) if row is not None and str(row[0])[:9].isdecimal() else 0
+
+    def note_speed(self, tokens_a_second: int) -> None:
+        """Whoever calls it is `writing`."""
+        with self._told(), self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO settings VALUES ('speed', ?)", (str(tokens_a_second),)
+            )
+
     def files(self) -> list[StoredFile]:
         """All files, by path."""
         with self._told():

@@ -11,7 +11,6 @@ from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FormField, parse_form
 from gemserve.api.requests.json_body import validate_body
 from gemserve.errors import RequestError, shown
-from gemserve.library.pdf_text import is_pdf
 
 _INTEGERS = ("ttl", "expires_after[seconds]")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
@@ -19,7 +18,7 @@ _EXPIRY = "expires_after["
 _SECONDS: Json = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
 FORM_SCHEMA: Json = {
     "type": "object",
-    "description": "A file of UTF-8 text, or a PDF. Other fields mean what they mean in JSON.",
+    "description": "A text, a PDF or another format. Other fields mean what they mean in JSON.",
     "properties": {
         "file": {"type": "string", "contentMediaType": "text/plain"},
         "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
@@ -44,21 +43,20 @@ FORM_SCHEMA: Json = {
 
 FILE_SCHEMA: Json = {
     "type": "object",
-    "description": "A PDF, or a file of UTF-8 text.",
+    "description": "A text, a PDF, or a file of another format.",
     "properties": {"file": {"type": "string", "contentMediaType": "application/pdf"}},
     "required": ["file"],
     "additionalProperties": False,
 }
 
 
-def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = None) -> DocumentBody:
+def parse_document_form(raw: bytes, content_type: str, text: str) -> DocumentBody:
     """The form as a body; the file's name is the document's if no other is given.
 
-    `pdf_text`: the text of the file, if it is a PDF. Raises `RequestError`.
+    `text`: of the file. Raises `RequestError`.
     """
     fields = parse_form(raw, content_type)
     file = take_file(fields)
-    text = _text_of(file, "file") if pdf_text is None else pdf_text
     content: dict[str, Any] = {"text": text}
     if file.filename:
         content["name"] = file.filename[-MAX_NAME_CHARS:]
@@ -70,15 +68,12 @@ def parse_document_form(raw: bytes, content_type: str, pdf_text: str | None = No
             raise RequestError("text: not together with file", param="text")
         else:
             content[name] = value
-    if not content["text"]:
-        raise RequestError("file: must not be empty", param="file")
     return validate_body(content, DocumentBody)
 
 
-def find_pdf(raw: bytes, content_type: str) -> FormField | None:
-    """The form's file, if it is a PDF. Raises `RequestError` if the form is wrong."""
-    file = take_file(parse_form(raw, content_type))
-    return file if is_pdf(file.value) else None
+def find_file(raw: bytes, content_type: str) -> FormField:
+    """The form's file. Raises `RequestError` if the form is wrong."""
+    return take_file(parse_form(raw, content_type))
 
 
 def parse_file_form(raw: bytes, content_type: str) -> FormField:
@@ -88,11 +83,6 @@ def parse_file_form(raw: bytes, content_type: str) -> FormField:
     for name in fields:
         raise RequestError(f"{name[:100]}: unknown field", param=name[:100])
     return file
-
-
-def text_of_file(file: FormField) -> str:
-    """The text of a file that is no PDF. Raises `RequestError`."""
-    return _text_of(file, "file")
 
 
 def take_file(fields: dict[str, FormField]) -> FormField:
@@ -130,7 +120,4 @@ def _text_of(field: FormField, name: str) -> str:
     try:
         return field.value.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{name}: is not UTF-8 text (byte {error.start}), and no PDF",
-            param=name,
-        ) from error
+        raise RequestError(f"{name}: is not UTF-8 text (byte {error.start})", param=name) from error

@@ -29,7 +29,7 @@ FilePath = Annotated[
 ]
 FORM_SCHEMA: Json = {
     "type": "object",
-    "description": "A file of text, HTML, PDF or DOCX. `path` is the file's own name if omitted.",
+    "description": "A text, a PDF or another format. `path` is the file's own name if omitted.",
     "properties": {
         "file": {"type": "string", "contentMediaType": "text/plain"},
         "path": {"type": "string", "pattern": _PATH},

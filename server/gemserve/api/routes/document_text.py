@@ -1,4 +1,4 @@
-"""`/v1/documents/text`: the text of a file, which is not stored. The inspector reads PDFs so."""
+"""`/v1/documents/text`: the text of a file, which is not stored. The inspector reads files so."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from anyio import to_thread
 from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
-from gemserve.api.documents.pdf_queue import PdfQueue
+from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.error_replies import Error
 from gemserve.api.replies.document_types import FileText
-from gemserve.api.requests.document_form import FILE_SCHEMA, parse_file_form, text_of_file
+from gemserve.api.requests.document_form import FILE_SCHEMA, parse_file_form
 from gemserve.api.requests.form_body import is_form
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
 from gemserve.errors import RequestError
-from gemserve.library.pdf_text import is_pdf
 
 TEXT = Operation(
     summary="Read the text of a file, for example a PDF",
@@ -24,7 +23,7 @@ TEXT = Operation(
 )
 
 
-def document_text_routes(submitter: Submitter, pdfs: PdfQueue) -> Routes:
+def document_text_routes(submitter: Submitter, files: FileQueue) -> Routes:
     routes = Routes()
 
     @routes.add("POST", "/v1/documents/text", TEXT)
@@ -38,10 +37,8 @@ def document_text_routes(submitter: Submitter, pdfs: PdfQueue) -> Routes:
                 )
             file = await to_thread.run_sync(parse_file_form, raw, content_type)
             name = file.filename or "the file"
-            if not is_pdf(file.value):
-                text = await to_thread.run_sync(text_of_file, file)
-                return {"name": name, "text": text, "pages": None}
-            read = await pdfs.read(file.value, name, tenant_of(http), receive=http.receive)
-            return {"name": name, "text": read.text, "pages": read.num_pages}
+            read = await files.read(file.value, name, tenant_of(http), receive=http.receive)
+            pages = len(read.pages) if read.kind == "pdf" else None
+            return {"name": name, "text": read.text, "pages": pages}
 
     return routes

@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
-from gemserve.api.documents.pdf_queue import PdfQueue
+from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.documents.store import (
     Document,
     DocumentStore,
@@ -29,7 +29,7 @@ from gemserve.api.replies.event_reader import Observers
 from gemserve.api.requests.document_body import DocumentBody
 from gemserve.api.requests.document_form import (
     FORM_SCHEMA,
-    find_pdf,
+    find_file,
     parse_document_form,
     read_switch,
 )
@@ -69,7 +69,7 @@ class Intake:
 
 
 def document_routes(
-    submitter: Submitter, builder: RequestBuilder, store: DocumentStore, pdfs: PdfQueue
+    submitter: Submitter, builder: RequestBuilder, store: DocumentStore, files: FileQueue
 ) -> Routes:
     routes = Routes()
     warm_ups = WarmUps(submitter.metrics.internal_errors)
@@ -85,7 +85,7 @@ def document_routes(
         tenant = tenant_of(http)
         with submitter.counting_refusals():
             submitter.check_room(tenant)
-            intake = await _take_in(http, submitter, builder, store, pdfs)
+            intake = await _take_in(http, submitter, builder, store, files)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
             num_tokens = len(intake.request.prompt_ids)
@@ -129,16 +129,16 @@ async def _take_in(
     submitter: Submitter,
     builder: RequestBuilder,
     store: DocumentStore,
-    pdfs: PdfQueue,
+    files: FileQueue,
 ) -> Intake:
     """Parse the body and build the warm-up. Raises `RequestError` and what adapters raise."""
     raw = await read_body(http)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
-    pdf_text = await _pdf_text(http, raw, pdfs)
+    text = await _text_of_file(http, raw, files)
 
     def parse() -> tuple[DocumentBody, Wish]:
-        body = _parse(raw, content_type, pdf_text)
+        body = _parse(raw, content_type, text)
         num_bytes = len(body.text.encode("utf-8", "surrogatepass"))
         wish = Wish(
             num_bytes=num_bytes,
@@ -162,21 +162,19 @@ async def _take_in(
     return await run(wish.num_bytes, partial(build, adapter))
 
 
-async def _pdf_text(http: HttpRequest, raw: bytes, pdfs: PdfQueue) -> str | None:
-    """The text of the PDF that a form brings; None if it brings none."""
+async def _text_of_file(http: HttpRequest, raw: bytes, files: FileQueue) -> str | None:
+    """The text of the file that a form brings; None if the body is no form."""
     content_type = http.headers.get("content-type", "")
     if not is_form(content_type):
         return None
-    file = await to_thread.run_sync(find_pdf, raw, content_type)
-    if file is None:
-        return None
+    file = await to_thread.run_sync(find_file, raw, content_type)
     name = file.filename or "the file"
-    return (await pdfs.read(file.value, name, tenant_of(http), receive=http.receive)).text
+    return (await files.read(file.value, name, tenant_of(http), receive=http.receive)).text
 
 
-def _parse(raw: bytes, content_type: str, pdf_text: str | None) -> DocumentBody:
-    if is_form(content_type):
-        return parse_document_form(raw, content_type, pdf_text)
+def _parse(raw: bytes, content_type: str, text: str | None) -> DocumentBody:
+    if text is not None:
+        return parse_document_form(raw, content_type, text)
     return parse_body(raw, DocumentBody)
 
 

@@ -1,0 +1,356 @@
+"""Files of other formats: what people read in them, and the limits that hostile ones meet."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from email.message import EmailMessage
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from gemserve.library import converting, file_text
+from gemserve.library.converting import LIMITS
+from gemserve.library.file_text import NoText, read_file, text_of
+from gemserve.library.formats import zip_parts
+from gemserve.library.pdf_text import ReadingLimits
+
+HTML = pytest.mark.skipif(
+    not __import__("importlib.util").util.find_spec("mammoth"),
+    reason='"gemserve[library]" is not installed',
+)
+R = 'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+KIND = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+PICTURE = "iVBORw0KGgo" * 20
+
+
+def zipped(parts: dict[str, str | bytes]) -> bytes:
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+    return out.getvalue()
+
+
+def relations(*targets: tuple[str, str]) -> str:
+    return (
+        "<Relationships>"
+        + "".join(
+            f'<Relationship Id="r{i}" Type="{KIND}/{kind}" Target="{target}"/>'
+            for i, (kind, target) in enumerate(targets)
+        )
+        + "</Relationships>"
+    )
+
+
+def xlsx_of(sheet: str, strings: str = "", styles: str = "") -> bytes:
+    return zipped(
+        {
+            "xl/workbook.xml": f'<workbook {R}><sheets><sheet name="Ferries" r:id="r0"/></sheets>'
+            "</workbook>",
+            "xl/_rels/workbook.xml.rels": relations(
+                ("worksheet", "worksheets/sheet1.xml"),
+                ("sharedStrings", "/xl/strings.xml"),
+                ("styles", "styles.xml"),
+            ),
+            "xl/strings.xml": f"<sst>{strings}</sst>",
+            "xl/styles.xml": f"<styleSheet>{styles}</styleSheet>",
+            "xl/worksheets/sheet1.xml": f"<worksheet><sheetData>{sheet}</sheetData></worksheet>",
+        }
+    )
+
+
+def pptx_of(slide: str, notes: str = "") -> bytes:
+    return zipped(
+        {
+            "ppt/presentation.xml": f'<p {R}><sldIdLst><sldId id="256" r:id="r0"/></sldIdLst></p>',
+            "ppt/_rels/presentation.xml.rels": relations(("slide", "slides/s.xml")),
+            "ppt/slides/s.xml": f"<sld>{slide}</sld>",
+            "ppt/slides/_rels/s.xml.rels": relations(("notesSlide", "../notes/n.xml")),
+            "ppt/notes/n.xml": f"<notes>{notes}</notes>",
+        }
+    )
+
+
+def epub_of(page: bytes | str, more: dict[str, str | bytes] | None = None) -> bytes:
+    manifest = '<item id="a" href="my%20page.xhtml" media-type="application/xhtml+xml"/>'
+    return zipped(
+        {
+            "META-INF/container.xml": '<c><rootfile full-path="OPS/book.opf"/></c>',
+            "OPS/book.opf": f'<package>{manifest}<itemref idref="a"/></package>',
+            "OPS/my page.xhtml": page,
+            **(more or {}),
+        }
+    )
+
+
+def docx_of(document: str) -> bytes:
+    types = (
+        '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+        '<Default Extension="xml" ContentType="application/xml"/></Types>'
+    )
+    word = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    return zipped(
+        {
+            "[Content_Types].xml": types,
+            "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+            f'relationships"><Relationship Id="r1" Type="{KIND}/officeDocument" '
+            'Target="word/document.xml"/></Relationships>',
+            "word/document.xml": f'<w:document xmlns:w="{word}"><w:body>{document}</w:body>'
+            "</w:document>",
+        }
+    )
+
+
+def refusal(content: bytes, name: str, limits: ReadingLimits = LIMITS) -> str:
+    with pytest.raises(Exception, match=r".") as caught:
+        read_file(content, name, limits)
+    assert isinstance(caught.value, NoText | converting.LibraryError), caught.value
+    return str(caught.value)
+
+
+def shape(text: str, place: str = "") -> str:
+    mark = f'<ph type="{place}"/>' if place else ""
+    return f"<sp>{mark}<p><r><t>{text}</t></r></p></sp>"
+
+
+NOTEBOOK = {
+    "metadata": {"kernelspec": {"language": "python"}},
+    "cells": [
+        {
+            "cell_type": "markdown",
+            "source": ["# Ferries\n", f"![](data:a/b;base64,{PICTURE})"],
+        },
+        {
+            "cell_type": "code",
+            "source": "count()",
+            "outputs": [
+                {"output_type": "stream", "text": ["12 \x1b[31mferries\x1b[0m\n"]},
+                {
+                    "output_type": "display_data",
+                    "data": {"image/png": PICTURE, "text/plain": "<Figure>"},
+                },
+                {"output_type": "error", "ename": "KeyError", "evalue": "'buoy'", "traceback": []},
+            ],
+        },
+    ],
+}
+SHEET = (
+    '<row><c r="A1" t="s"><v>0</v></c><c r="B1" t="s"><v>1</v></c><c r="D1" t="inlineStr"><is>'
+    "<t>Open</t></is></c></row>"
+    '<row><c r="A2" t="str"><v>Malmo</v></c><c r="B2" s="1"><v>45000.375</v></c>'
+    '<c r="D2" t="b"><v>1</v></c></row><row/><row><c r="D4"><v>7.5</v></c></row>'
+)
+STRINGS = "<si><t>Goal</t></si><si><r><t>Lea</t></r><r><t>ves</t></r><rPh><t>x</t></rPh></si>"
+STYLES = '<cellXfs><xf numFmtId="0"/><xf numFmtId="22"/></cellXfs>'
+RTF = (
+    rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}{\*\generator Word;}{\pict\bin4 }}}}}"
+    rb"{\b Caf\'e9} \u8364?5 \u-10179?\u-8704?\par Next {\v hidden}\{\~\cell a\row}"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        (
+            "a.ipynb",
+            json.dumps(NOTEBOOK).encode(),
+            "# Ferries\n![]()\n\n```python\ncount()\n```\n\nOutput:\n12 ferries\n\n"
+            "Output:\n<Figure>\n\nOutput:\nKeyError: 'buoy'",
+        ),
+        ("a.csv", b"Goal,Leaves\nMalmo,9\n", "Goal; Leaves\nGoal: Malmo; Leaves: 9"),
+        ("a.csv", b'Goal;Caf\xe9\nMalmo;"a\nb"\n', "Goal; Café\nGoal: Malmo; Café: a b"),
+        ("a.tsv", b"1\t2\n3\t4\n", "1; 2\n3; 4"),
+        ("a.csv", b"only one column\nand more\n", "only one column\nand more"),
+        (
+            "a.xlsx",
+            xlsx_of(SHEET, STRINGS, STYLES),
+            "## Ferries\n\nGoal; Leaves; Open\n"
+            "Goal: Malmo; Leaves: 2023-03-15 09:00:00; Open: TRUE\nOpen: 7.5",
+        ),
+        (
+            "a.pptx",
+            pptx_of(shape("Ferries", "title") + shape("To Malmo"), shape("At nine", "body")),
+            "## Slide 1: Ferries\n\nTo Malmo\n\nNotes: At nine",
+        ),
+        ("a.rtf", RTF, "Café €5 😀\nNext hidden{\u00a0 | a"),
+        ("renamed.txt", RTF, "Café €5 😀\nNext hidden{\u00a0 | a"),
+        pytest.param(
+            "a.epub",
+            epub_of("<h1>Ferries</h1><p>At nine.</p>"),
+            "# Ferries\n\nAt nine.",
+            marks=HTML,
+        ),
+        pytest.param(
+            "a.html",
+            "<meta charset=windows-1251><h1>Паром</h1>".encode("cp1251"),
+            "# Паром",
+            marks=HTML,
+        ),
+        pytest.param(
+            "a.html", b"<meta charset='iso-8859-1'><p>5 \x80 \x93so\x94</p>", "5 € “so”", marks=HTML
+        ),
+        pytest.param(
+            "a.html",
+            "<meta charset=utf-8><p>Café".encode() + b" \xff</p>",
+            "Café \ufffd",
+            marks=HTML,
+        ),
+        pytest.param(
+            "a.docx", docx_of("<w:p><w:r><w:t>At nine.</w:t></w:r></w:p>"), "At nine.", marks=HTML
+        ),
+    ],
+)
+def test_what_people_read_is_the_text(name: str, content: bytes, text: str) -> None:
+    assert text_of(content, name).text == text
+
+
+def mail_of(*, html: str = "", text: str = "") -> EmailMessage:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "Béa <bea@example.org>", "Fähre"
+    if text:
+        mail.set_content(text, cte="base64")
+    if html:
+        mail.add_alternative(html, subtype="html") if text else mail.set_content(html, "html")
+    return mail
+
+
+def test_a_mail_is_its_decoded_text_and_what_is_attached() -> None:
+    inner = mail_of(text="Inner.")
+    mail = mail_of(text="Um neun. 5 €", html="<p>Um neun.</p>")
+    mail.add_attachment(b"\x89PNG" + bytes(99), maintype="image", subtype="png", filename="a.png")
+    mail.add_attachment("One line.", filename="notes.txt")
+    mail.add_attachment(inner)
+    head = "From: Béa <bea@example.org>\nSubject: Fähre"
+    assert text_of(mail.as_bytes(), "a.eml").text == (
+        f"{head}\n\nUm neun. 5 €\n\n\nAttached: a.png (image/png)\n\n"
+        f"Attached: notes.txt\nOne line.\n\n\n{head}\n\nInner."
+    )
+
+
+def test_a_mail_s_charset_means_what_mail_programs_take_it_for() -> None:
+    raw = b"Subject: x\nContent-Type: text/plain; charset=iso-8859-1\n\n5 \x80 \x93so\x94\n"
+    assert text_of(raw, "a.eml").text == "Subject: x\n\n5 € “so”"
+
+
+@HTML
+def test_a_mail_in_html_is_read_as_markdown() -> None:
+    assert text_of(mail_of(html="<h1>Um neun</h1>").as_bytes(), "a.eml").text.endswith("# Um neun")
+
+
+def nested_mail(depth: int) -> bytes:
+    begin = b"".join(
+        b'Content-Type: multipart/mixed; boundary="b%d"\n\n--b%d\n' % (i, i) for i in range(depth)
+    )
+    return begin + b"Content-Type: text/plain\n\nx\n"
+
+
+BOMB = b" " * (300 << 20)
+LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
+DEEP_XML = "<a>" * 300 + "</a>" * 300
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.xlsx", b"no zip", "is no XLSX file"),
+        ("a.pptx", zipped({"x": "y"}), "has no part 'ppt/presentation.xml', so it is damaged"),
+        ("a.xlsx", zipped({"xl/workbook.xml": "<a"}), "has a damaged part 'xl/workbook.xml'"),
+        (
+            "a.xlsx",
+            zipped({"xl/workbook.xml": LAUGHS}),
+            "declares XML entities in its part 'xl/workbook.xml', which are not read",
+        ),
+        (
+            "a.pptx",
+            pptx_of(DEEP_XML),
+            "has elements more than 256 deep in its part 'ppt/slides/s.xml', the limit",
+        ),
+        ("a.rtf", rb"{\rtf1 " + b"{" * 5000, "has groups more than 1000 deep in one another"),
+        ("a.eml", nested_mail(60), "has parts more than 50 deep in one another, the limit"),
+        ("a.ipynb", b'{"cells":' + b"[" * 100_000, "its parts are nested too deeply"),
+        ("a.ipynb", b"{", "is no notebook: its JSON is damaged"),
+        ("a.ipynb", b"{}", "has no text"),
+        pytest.param("a.epub", epub_of(BOMB), "unpacks to more than 268,435,456 bytes", marks=HTML),
+        pytest.param("a.docx", docx_of(DEEP_XML), "has elements more than 256 deep", marks=HTML),
+        pytest.param(
+            "a.docx", zipped({"word/document.xml": LAUGHS}), "declares XML entities", marks=HTML
+        ),
+        pytest.param("a.docx", zipped({"x": BOMB}), "unpacks to more than", marks=HTML),
+        pytest.param(
+            "a.epub",
+            epub_of(
+                "x",
+                {"META-INF/encryption.xml": '<a><CipherReference URI="OPS/my%20page.xhtml"/></a>'},
+            ),
+            "is encrypted",
+            marks=HTML,
+        ),
+        pytest.param("a.html", b"<div>" * 200_000 + b"x", "", marks=HTML),
+    ],
+)
+def test_a_broken_or_hostile_file_is_refused_with_the_limit(
+    name: str, content: bytes, reason: str
+) -> None:
+    assert reason in refusal(content, name)
+
+
+def test_a_table_of_many_parts_is_refused() -> None:
+    content = zipped({str(i): "" for i in range(zip_parts.MOST_PARTS + 1)})
+    assert refusal(content, "a.xlsx") == "has 20,001 parts, the limit is 20,000"
+
+
+def test_a_password_is_said() -> None:
+    content = bytearray(zipped({"xl/workbook.xml": "<a/>"}))
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    assert refusal(bytes(content), "a.xlsx").startswith("is encrypted; save it without")
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_a_huge_cell_or_table_meets_the_limit_of_text(kind: str) -> None:
+    """A long name in a header stands in each line: only its beginning does."""
+    limits = ReadingLimits(text_bytes=1 << 20)
+    cell = "x" * (1 << 20)
+    row = f'<row><c t="str"><v>{cell}</v></c></row>'
+    content = xlsx_of(row) if kind == "xlsx" else f"{cell},b\n1,2\n".encode()
+    assert (
+        refusal(content, f"a.{kind}", limits) == "has more than 1,048,576 bytes of text, the limit"
+    )
+    header = "".join(f'<c t="str"><v>{name * 30_000}</v></c>' for name in "ab")
+    rows = "<row><c><v>1</v></c><c><v>2</v></c></row>" * 1000
+    assert len(text_of(xlsx_of(f"<row>{header}</row>{rows}"), "a.xlsx").text) < 300_000
+
+
+def test_shared_strings_that_multiply_meet_the_limit_of_memory() -> None:
+    limits = ReadingLimits(text_bytes=1 << 20, cpu_s=20)
+    rows = '<row><c t="s"><v>0</v></c></row>' * 20_000
+    content = xlsx_of(rows, f"<si><t>{'x ' * (1 << 19)}</t></si>")
+    assert "limit" in refusal(content, "a.xlsx", limits)
+
+
+def test_a_quotation_mark_without_another_one_leaves_a_table_as_it_is() -> None:
+    """The rest of the file became one cell."""
+    text = 'a,b\n"open,1\n' + "1,2\n" * 400_000
+    assert text_of(text.encode(), "a.csv").text == text.strip()
+
+
+def test_a_time_limit_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    content: dict[str, Any] = {"cells": [{"cell_type": "markdown", "source": "x"}] * 2_000_000}
+    limits = ReadingLimits(text_bytes=1 << 27, cpu_s=1)
+    assert "the limits are 1 s of processor time and 2048 MiB of memory" in refusal(
+        json.dumps(content).encode(), "a.ipynb", limits
+    )
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converting.importlib.util, "find_spec", lambda _: None)
+    assert 'is EPUB, which is not read here: pip install "gemserve[library]"' in refusal(
+        epub_of("x"), "a.epub"
+    )
+
+
+def test_a_packed_file_is_read_by_the_name_in_front_of_gz() -> None:
+    import gzip
+
+    assert file_text.text_of(gzip.compress(b"a,b\n1,2\n"), "t.csv.gz").text == "a; b\na: 1; b: 2"

@@ -21,6 +21,18 @@ CONTROL_TOKENS: dict[str, tuple[str, ...]] = {
     "qwen3": ("<|im_start|>", "<|im_end|>"),
 }
 FAMILIES = tuple(CONTROL_TOKENS)
+_HARMONY = ("start", "end", "message", "channel", "constrain", "call", "return")
+_DEEPSEEK = ("tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin", "tool▁call▁end", "tool▁sep")
+# further families, which are here for how they write calls
+CONTROL_TOKENS |= {
+    "qwen3_coder": ("<|im_start|>", "<|im_end|>"),
+    "glm": ("<|user|>", "<|assistant|>", "<|observation|>"),
+    "deepseek_r1": tuple(f"<｜{name}｜>" for name in (*_DEEPSEEK, "end▁of▁sentence")),
+    "deepseek_v31": tuple(f"<｜{name}｜>" for name in (*_DEEPSEEK, "end▁of▁sentence")),
+    "mistral_list": ("[INST]", "[/INST]", "[TOOL_CALLS]"),
+    "mistral_args": ("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+    "gpt_oss": tuple(f"<|{name}|>" for name in _HARMONY),
+}
 ALTERNATING = ("gemma3", "mistral")  # they refuse other orders of roles, tool messages among them
 
 

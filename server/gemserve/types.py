@@ -551,6 +551,7 @@ class Request:
     excerpts: tuple[Excerpt, ...] = field(default=(), compare=False)
     searched: SearchReport | None = None
     grammar: Grammar | None = None
+    shows_markers: bool = False  # of calls and thinking, also those that are control tokens
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
     plan: FilterPlan | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.api.replies.tool_call_reader import ToolCallReader
+from gemserve.api.replies.answer_reader import AnswerRules, Piece, Reader
 from gemserve.api.requests.tool_choice import ToolCallRules
 
 AUTO: dict[str, Any] = {"is_forced": False, "is_named": False, "is_parallel": True}
@@ -17,8 +17,13 @@ CALL = '{"name": "find", "arguments": {"what": "a \\"b\\" {", "n": [1, {}]}}'
 ARGUMENTS = {"what": 'a "b" {', "n": [1, {}]}
 
 
-def reader(**changes: Any) -> ToolCallReader:
-    return ToolCallReader(ToolCallRules(names=NAMES, **{**AUTO, **changes}))
+def rules(**changes: Any) -> AnswerRules:
+    calls = ToolCallRules(names=NAMES, **{**AUTO, **changes})
+    return AnswerRules(calls=calls, has_markers=not changes.get("is_held"))
+
+
+def reader(**changes: Any) -> Reader:
+    return rules(**changes).reader()
 
 
 def pieces(text: str, seed: int) -> list[str]:
@@ -30,27 +35,23 @@ def pieces(text: str, seed: int) -> list[str]:
     return cut
 
 
-def replay(deltas: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-    """What a client makes of the deltas: content, and name and arguments of each call."""
-    content, calls = "", {}
-    for delta in deltas:
-        content += delta.get("content", "")
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:  # only its first piece has id, type and name
-                assert call["index"] not in calls
-                assert call["type"] == "function"
-                calls[call["index"]] = [call["function"]["name"], ""]
-            else:
-                assert set(call["function"]) == {"arguments"}
-            calls[call["index"]][1] += call["function"]["arguments"]
-    return content, [(name, arguments) for name, arguments in calls.values()]
+def replay(said: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
+    """What a client makes of the pieces: content, and name and arguments of each call."""
+    calls: list[list[str]] = []
+    for piece in said:
+        if piece.call is not None:
+            calls.append([piece.call.name, ""])
+        if piece.kind == "call":
+            calls[-1][1] += piece.text
+    content = "".join(piece.text for piece in said if piece.kind == "text")
+    return content, [(name, arguments) for name, arguments in calls]
 
 
-def read(found: ToolCallReader, text: str, seed: int) -> tuple[str, list[tuple[str, str]]]:
-    deltas = [found.push(piece) for piece in pieces(text, seed)]
-    said = replay([*deltas, found.finish()])
-    assert said == (found.content, [(call.name, call.arguments) for call in found.calls])
-    return said
+def read(found: Reader, text: str, seed: int) -> tuple[str, list[tuple[str, str]]]:
+    said = [piece for part in pieces(text, seed) for piece in found.push(part)]
+    content, calls = replay([*said, *found.finish()])
+    assert calls == [(call.name, call.arguments) for call in found.calls]
+    return content, calls
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5, 200])
@@ -60,14 +61,13 @@ def test_a_forced_call_in_any_pieces(text: str, seed: int) -> None:
     content, [(name, arguments)] = read(forced, text, seed)
     assert (content, name) == ("", "find")
     assert json.loads(arguments) == json.loads(text)["arguments"]
-    assert forced.finish_reason("stop") == "tool_calls"
-    assert forced.finish_reason("length") == "length"
+    assert rules(is_forced=True).finish_reason("stop", has_calls=True) == "tool_calls"
+    assert rules(is_forced=True).finish_reason("length", has_calls=True) == "length"
 
 
 def test_a_call_named_in_advance_ends_with_stop() -> None:
-    named = reader(is_forced=True, is_named=True)
-    read(named, CALL, 3)
-    assert named.finish_reason("stop") == "stop"
+    named = rules(is_forced=True, is_named=True)
+    assert named.finish_reason("stop", has_calls=True) == "stop"
 
 
 @pytest.mark.parametrize("seed", [1, 4, 200])
@@ -96,7 +96,6 @@ def test_an_answer_that_is_a_call(text: str, seed: int) -> None:
     auto = reader()
     content, [(name, arguments)] = read(auto, text, seed)
     assert (content, name, json.loads(arguments)) == ("", "find", ARGUMENTS)
-    assert auto.finish_reason("stop") == "tool_calls"
 
 
 def test_several_calls_unless_one_is_asked_for() -> None:
@@ -115,7 +114,6 @@ def test_several_calls_unless_one_is_asked_for() -> None:
         "  ",
         "It is seven.",
         f"I call {CALL}",
-        f"{CALL} I called",
         CALL[:-1],
         CALL.replace("find", "other"),
         CALL[:-1] + ', "more": 1}',
@@ -125,8 +123,6 @@ def test_several_calls_unless_one_is_asked_for() -> None:
         "[" * 5000,
         "{" + '"a":{' * 5000,
         "<tool_call>" * 3000,
-        f"<tool_call>{CALL}",
-        f"<tool_call>{CALL}</tool_call> and so on",
         "<tool_",
         "<b>bold</b>",
     ],
@@ -134,13 +130,13 @@ def test_several_calls_unless_one_is_asked_for() -> None:
 def test_any_other_answer_is_text_and_complete(text: str, seed: int) -> None:
     auto = reader()
     assert read(auto, text, seed) == (text, [])
-    assert auto.finish_reason("stop") == "stop"
+    assert rules().finish_reason("stop", has_calls=False) == "stop"
 
 
 def test_plain_text_is_not_held_back() -> None:
     auto = reader()
-    assert auto.push(" I") == {"content": " I"}
-    assert auto.push(" {") == {"content": " {"}
+    assert auto.push(" I") == [Piece("text", " I")]
+    assert auto.push(" {") == [Piece("text", " {")]
 
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 1500 + "]" * 1500, '"}\\"{"'])
@@ -164,6 +160,5 @@ def test_a_call_nested_too_deeply_to_be_written_is_text() -> None:
     for depth in range(300, 1100, 7):
         text = '{"name": "find", "arguments": ' + '{"a":' * depth + "1" + "}" * (depth + 1)
         found = reader()
-        found.push(text)
-        found.finish()
-        assert found.calls or found.content == text
+        content, calls = read(found, text, 200)
+        assert calls or content == text

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gemserve.decoding.detokenize import StopMatcher, TextStream
+from gemserve.decoding.markers import shown_markers
+from tests.chat_templates import shaped_like
 
 EMOJI = "👩‍👩‍👧‍👦🇨🇭é漢字🌍"
 
@@ -196,3 +198,21 @@ def test_a_stop_string_is_found_where_a_search_in_the_whole_text_finds_it() -> N
                 ends = [n for n in range(len(stop)) if text[:at].endswith(stop[:n])]
                 assert matcher.num_matched == max(ends), f"seed {seed}"
         assert found == text.find(stop), f"seed {seed}"
+
+
+def test_markers_are_shown_although_they_are_control_tokens(tokenizer: Any) -> None:
+    """Mistral's and gpt-oss's calls lost theirs, and were no calls any more."""
+    used = shaped_like(tokenizer, "mistral_args")
+    ids = used.encode("é[TOOL_CALLS]find[ARGS]{}[/INST]!", add_special_tokens=False)
+    markers = shown_markers(used, ())
+    assert set(markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"}
+    for shown, text in (({}, "éfind{}!"), (markers, "é[TOOL_CALLS]find[ARGS]{}!")):
+        text_stream = TextStream(used, (), shown)
+        assert "".join([*map(text_stream.push, ids), text_stream.flush()]) == text
+    stopped = TextStream(used, ("find[ARGS]",), markers)
+    assert "".join(map(stopped.push, ids)) == "é[TOOL_CALLS]"
+    # "<|end|>" means something else beside "<|channel|>" than without it, and may end an answer
+    assert shown_markers(shaped_like(tokenizer, "phi3"), ()) == {}
+    harmony = shown_markers(shaped_like(tokenizer, "gpt_oss"), (2,))
+    assert "<|channel|>" in harmony.values()
+    assert 2 not in harmony

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gemserve.decoding.markers import NO_MARKERS
 
-def token_offsets(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+
+def token_offsets(
+    tokenizer: Any, ids: Sequence[int], markers: Mapping[int, str] = NO_MARKERS
+) -> list[int]:
     """Where in its text each token of an answer begins, in characters."""
-    stream = TextStream(tokenizer, ())
+    stream = TextStream(tokenizer, (), markers)
     offsets, length = [], 0
     for token_id in ids:
         offsets.append(length)
@@ -23,11 +27,15 @@ class TextStream:
     the text that may become a stop string. `flush` returns the text that was held back.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str], markers: Mapping[int, str] = NO_MARKERS
+    ) -> None:
+        """`markers`: special tokens whose texts are shown; all others are left out."""
         from tokenizers.decoders import DecodeStream
 
         self._backend = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._markers = markers
         self._stops = [StopMatcher(each) for each in stop]
         self._ids: list[int] = []
         self._num_decoded = 0  # characters, before stop strings are looked for
@@ -43,6 +51,7 @@ class TextStream:
         self._ids.append(token_id)
         new = self._stream.step(self._backend, token_id) or ""
         self._num_decoded += len(new)
+        new += self._markers.get(token_id, "")
         if not may_stop:
             text, self._held = self._held + new, ""
             for stop in self._stops:

@@ -33,7 +33,7 @@ _MEMORY_BYTES = 1 << 30
 _STACK_BYTES = 1 << 20
 _SHOWN_CHARS = 300
 _TRIED_TOKENS = 32
-# The reader of replies finds the same forms of calls: see api/replies/tool_call_reader.py.
+# The reader of replies finds the same forms of calls: see api/replies/call_forms.py.
 _CALL_OR_ANSWER = r"""
 start: call | {tagged} | answer
 tagged: "<tool_call>" /\n?/ call /\n?/ "</tool_call>" /\n?/

@@ -18,6 +18,7 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig
 from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
+from gemserve.decoding.markers import NO_MARKERS, shown_markers
 from gemserve.engine.cache.state import CacheCounts, CacheState, StoredDocument
 from gemserve.engine.events import EventMaker, step_output
 from gemserve.engine.memory import Change, MemoryPool
@@ -88,6 +89,7 @@ class Core:
         """
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.eos_ids = eos_ids
+        self._markers = shown_markers(tokenizer, eos_ids)
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
@@ -320,6 +322,10 @@ class Core:
             tenant = hashlib.blake2b(tenant, key=self._salt, digest_size=16).digest()
         return self._queue(request, replace(request, tenant=tenant))
 
+    def _markers_of(self, request: Request) -> Mapping[int, str]:
+        """The markers that the text of the request's answer shows."""
+        return self._markers if request.shows_markers else NO_MARKERS
+
     def _queue(self, request: Request, of_engine: Request) -> Job:
         """Queue a request. `of_engine`: the same with the cache's own name for its tenant."""
         self._num_added += 1
@@ -327,7 +333,7 @@ class Core:
         job = Job(
             request=request,
             sequence=sequence,
-            text=TextStream(self.tokenizer, request.sampling.stop),
+            text=TextStream(self.tokenizer, request.sampling.stop, self._markers_of(request)),
             reason=sequence.plan.reason,
         )
         if request.selects_only and sequence.filter_layer is None:
@@ -475,7 +481,7 @@ class Core:
         if not isinstance(event, Finished) or drawn is None or not is_watched:
             return event
         answer = [*job.sequence.generated, *(each.token for each in drawn)]
-        offsets = token_offsets(self.tokenizer, answer)
+        offsets = token_offsets(self.tokenizer, answer, self._markers_of(job.request))
         found = self._runner.watched_answer(job.sequence.order, offsets)
         self._internal_errors["answer_attention"] += found is None
         return replace(event, attention=found)

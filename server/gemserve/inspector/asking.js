@@ -96,7 +96,7 @@ export async function answer(entry, signal, update) {
       entry.estimateMs = estimateOf(report, scores, entry.known);
     }
     const part = chunk.choices?.[0];
-    const words = part?.delta?.content ?? part?.text ?? "";
+    const words = part?.delta?.content ?? part?.delta?.reasoning_content ?? part?.text ?? "";
     if (words && entry.firstMs === null) entry.firstMs = performance.now() - startMs;
     entry.answer += words;
     if (part?.finish_reason === "length") entry.isCut = true;

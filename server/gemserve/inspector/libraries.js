@@ -160,7 +160,7 @@ export async function answer(library, given, signal) {
   for await (const chunk of streamChunks(path, sent, signal)) {
     if (chunk.filter) showSources(chunk.filter);
     const part = chunk.choices?.[0];
-    $("sourced-answer").append(part?.delta?.content ?? part?.text ?? "");
+    $("sourced-answer").append(part?.delta?.content ?? part?.delta?.reasoning_content ?? part?.text ?? "");
   }
 }
 

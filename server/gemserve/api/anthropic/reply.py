@@ -23,6 +23,7 @@ from gemserve.api.anthropic.reply_types import (
     StopReason,
 )
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
+from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.call_arguments import parse_arguments
 from gemserve.api.replies.citations import Citation, char_locations, citations_of
 from gemserve.api.replies.event_reader import EventReader
@@ -40,7 +41,6 @@ from gemserve.api.replies.token_counts import (
     cached_tokens_of,
     filter_object,
 )
-from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
 
 _PING = named_event({"type": "ping"})
@@ -49,7 +49,7 @@ _PING = named_event({"type": "ping"})
 async def anthropic_reply(
     body: AnthropicBody,
     reader: EventReader,
-    rules: ToolCallRules | None,
+    rules: AnswerRules,
     request_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> Response:
@@ -77,7 +77,7 @@ async def anthropic_reply(
 class _MessageInProgress:
     """What is known of a message so far."""
 
-    def __init__(self, body: AnthropicBody, request: Request, rules: ToolCallRules | None) -> None:
+    def __init__(self, body: AnthropicBody, request: Request, rules: AnswerRules) -> None:
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
         self._id = new_id("msg").replace("-", "_")
@@ -227,7 +227,7 @@ def _written(
     if isinstance(event, Filtered):
         yield {"type": "message_start", "message": answer.message}
     for change in changes:
-        if change.kind == "closed" and not change.part.is_call:
+        if change.kind == "closed" and change.part.is_text:
             for citation in answer.citations:
                 yield {
                     "type": "content_block_delta",
@@ -263,6 +263,12 @@ def _of_change(change: AnswerChange, answer: _MessageInProgress) -> AnyEvent:
             "index": index,
             "delta": {"type": "input_json_delta", "partial_json": change.text},
         }
+    if change.part.is_thinking:
+        return {
+            "type": "content_block_delta",
+            "index": index,
+            "delta": {"type": "thinking_delta", "thinking": change.text},
+        }
     return {
         "type": "content_block_delta",
         "index": index,
@@ -271,8 +277,10 @@ def _of_change(change: AnswerChange, answer: _MessageInProgress) -> AnyEvent:
 
 
 def _block(part: Part, *, is_open: bool) -> ContentBlock:
-    if not part.is_call:
+    if part.is_text:
         return {"type": "text", "text": "" if is_open else part.text}
+    if part.is_thinking:
+        return {"type": "thinking", "thinking": "" if is_open else part.text, "signature": ""}
     return {
         "type": "tool_use",
         "id": f"toolu_{part.call_id.removeprefix('call_')}",

@@ -22,6 +22,14 @@ class Text(TypedDict):
     citations: NotRequired[list[Citation]]
 
 
+class Thinking(TypedDict):
+    """How the model came to its answer. Nothing is signed."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Literal[""]
+
+
 class ToolUse(TypedDict):
     type: Literal["tool_use"]
     id: Annotated[str, Field(pattern="^toolu_")]
@@ -29,7 +37,7 @@ class ToolUse(TypedDict):
     input: dict[str, Any]
 
 
-ContentBlock = Text | ToolUse
+ContentBlock = Text | Thinking | ToolUse
 
 
 class MessageUsage(TypedDict):
@@ -90,6 +98,11 @@ class TextDelta(TypedDict):
     text: Annotated[str, Field(min_length=1)]
 
 
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: Annotated[str, Field(min_length=1)]
+
+
 class InputDelta(TypedDict):
     type: Literal["input_json_delta"]
     partial_json: Annotated[str, Field(min_length=1)]
@@ -103,7 +116,7 @@ class CitationsDelta(TypedDict):
 class BlockDelta(TypedDict):
     type: Literal["content_block_delta"]
     index: NonNegative
-    delta: TextDelta | InputDelta | CitationsDelta
+    delta: TextDelta | ThinkingDelta | InputDelta | CitationsDelta
 
 
 class BlockStop(TypedDict):

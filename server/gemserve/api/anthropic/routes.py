@@ -11,6 +11,7 @@ from gemserve.api.anthropic import reply_types as message_types
 from gemserve.api.anthropic.body import AnthropicBody, CountedBody
 from gemserve.api.anthropic.errors import AnthropicError
 from gemserve.api.anthropic.reply import anthropic_reply
+from gemserve.api.replies.answer_reader import answer_rules
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
@@ -43,7 +44,9 @@ def anthropic_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     @routes.add("POST", "/v1/messages", ANSWER)
     async def post_message(http: Request) -> Response:
         submission = await submitter.submit(http, AnthropicBody, builder.build_as_chat)
-        rules = chat_call_rules(submission.body.form.chat)
+        request = submission.reader.streams[0].request
+        calls = chat_call_rules(submission.body.form.chat)
+        rules = answer_rules(builder.tokenizer, request, calls)
         decode = partial(encoding.decode, builder.tokenizer)
         return await anthropic_reply(
             submission.body, submission.reader, rules, request_id_of(http), decode

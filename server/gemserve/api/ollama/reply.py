@@ -16,6 +16,7 @@ from gemserve.api.ollama.body import AnsweredBody, OllamaChatBody
 from gemserve.api.ollama.errors import OllamaError
 from gemserve.api.ollama.reply_types import Call, LineHead, Statistics
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
+from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import (
     ABORTED,
@@ -27,15 +28,12 @@ from gemserve.api.replies.failures import (
 )
 from gemserve.api.replies.server_sent_events import event_stream_with
 from gemserve.api.replies.token_counts import filter_object, token_headers
-from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
 
 LINES = "application/x-ndjson"
 
 
-async def ollama_reply(
-    body: AnsweredBody, reader: EventReader, rules: ToolCallRules | None
-) -> Response:
+async def ollama_reply(body: AnsweredBody, reader: EventReader, rules: AnswerRules) -> Response:
     answer = _Answer(body, rules)
     if body.is_streamed:
         return await event_stream_with(
@@ -55,7 +53,7 @@ async def ollama_reply(
 class _Answer:
     """What is known of an answer so far."""
 
-    def __init__(self, body: AnsweredBody, rules: ToolCallRules | None) -> None:
+    def __init__(self, body: AnsweredBody, rules: AnswerRules) -> None:
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
         self._model = body.model
@@ -86,10 +84,15 @@ class _Answer:
         return {} if self.report is None else token_headers([self.report])
 
     def line(
-        self, text: str = "", calls: list[Call] | None = None, *, is_last: bool = False
+        self,
+        text: str = "",
+        calls: list[Call] | None = None,
+        *,
+        thinking: str = "",
+        is_last: bool = False,
     ) -> dict[str, Any]:
         """A line of a stream, which adds this to the answer."""
-        return {**self._head(is_last), **self._content(text, calls or [])}
+        return {**self._head(is_last), **self._content(text, thinking, calls or [])}
 
     def with_filter(self) -> dict[str, Any]:
         """A line that says what was kept of the prompt."""
@@ -102,10 +105,11 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer in one object."""
         parts = self._parts.parts
-        text = "".join(part.text for part in parts if not part.is_call)
+        text = "".join(part.text for part in parts if part.is_text)
+        thinking = "".join(part.text for part in parts if part.is_thinking)
         calls = [_call(part) for part in parts if part.is_call]
         return {
-            **self.line(text, calls, is_last=True),
+            **self.line(text, calls, thinking=thinking, is_last=True),
             **self._statistics(),
             "filter": self.with_filter()["filter"],
         }
@@ -113,10 +117,11 @@ class _Answer:
     def _head(self, is_last: bool) -> LineHead:
         return {"model": self._model, "created_at": timestamp(time.time()), "done": is_last}
 
-    def _content(self, text: str, calls: list[Call]) -> dict[str, Any]:
+    def _content(self, text: str, thinking: str, calls: list[Call]) -> dict[str, Any]:
+        thought = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
-            return {"response": text}
-        said = {"role": "assistant", "content": text}
+            return {"response": text, **thought}
+        said = {"role": "assistant", "content": text, **thought}
         return {"message": {**said, "tool_calls": calls} if calls else said}
 
     def _statistics(self) -> Statistics:
@@ -156,8 +161,10 @@ async def _lines(reader: EventReader, answer: _Answer) -> AsyncGenerator[str]:
 def _additions(changes: list[AnswerChange], answer: _Answer) -> Iterator[dict[str, Any]]:
     """A text is sent as it comes, and a call once it is whole."""
     for change in changes:
-        if not change.part.is_call and change.kind == "grown":
+        if change.part.is_text and change.kind == "grown":
             yield answer.line(change.text)
+        elif change.part.is_thinking and change.kind == "grown":
+            yield answer.line(thinking=change.text)
         elif change.part.is_call and change.kind == "closed":
             yield answer.line(calls=[_call(change.part)])
 

@@ -25,6 +25,7 @@ class Call(TypedDict):
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str
+    thinking: NotRequired[str]
     tool_calls: NotRequired[list[Call]]
 
 
@@ -59,6 +60,7 @@ class ChatAnswer(ChatPart, Statistics):
 
 class GeneratedPart(LineHead):
     response: str
+    thinking: NotRequired[str]
 
 
 class GeneratedAnswer(GeneratedPart, Statistics):

@@ -13,6 +13,7 @@ from gemserve.api.ollama import reply_types
 from gemserve.api.ollama.body import AnsweredBody, GenerateBody, OllamaChatBody, ShowBody
 from gemserve.api.ollama.errors import OllamaError
 from gemserve.api.ollama.reply import ollama_reply, timestamp
+from gemserve.api.replies.answer_reader import answer_rules
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
@@ -71,7 +72,9 @@ def ollama_routes(
 
     async def answer(http: Request, body_type: type[AnsweredBody]) -> Response:
         submission: Any = await submitter.submit(http, body_type, builder.build_as_chat)
-        rules = chat_call_rules(submission.body.form.chat)
+        request = submission.reader.streams[0].request
+        calls = chat_call_rules(submission.body.form.chat)
+        rules = answer_rules(builder.tokenizer, request, calls)
         return await ollama_reply(submission.body, submission.reader, rules)
 
     def list_model(name: str) -> reply_types.ListedModel:

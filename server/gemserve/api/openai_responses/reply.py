@@ -13,6 +13,7 @@ from gemserve.api.openai_responses.reply_types import AnyEvent, CallPlace, Place
 from gemserve.api.openai_responses.response_object import ResponseInProgress
 from gemserve.api.openai_responses.tools import CustomTool, FunctionTool
 from gemserve.api.replies.answer_parts import AnswerChange, Part
+from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
 from gemserve.api.replies.large_replies import json_reply
@@ -20,14 +21,13 @@ from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader
 from gemserve.api.replies.reply_types import ChunkExtras
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
-from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import Event, Filtered, Finished, TextDelta
 
 
 async def openai_responses_reply(
     body: OpenAIResponsesBody,
     reader: EventReader,
-    rules: ToolCallRules | None,
+    rules: AnswerRules,
     vocabulary: TokenTexts,
 ) -> HttpResponse:
     (stream,) = reader.streams
@@ -144,7 +144,7 @@ def _opened(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> I
             "type": "response.content_part.added",
             "sequence_number": next(numbers),
             **_place(part, answer),
-            "part": answer.text_of(Part(part.index)),
+            "part": answer.content_of(Part(part.index, kind=part.kind)),
         }
 
 
@@ -161,6 +161,14 @@ def _grown(
             "delta": change.text,
         }
         return
+    if change.part.is_thinking:
+        yield {
+            "type": "response.reasoning_text.delta",
+            "sequence_number": next(numbers),
+            **_place(change.part, answer),
+            "delta": change.text,
+        }
+        return
     yield {
         "type": "response.output_text.delta",
         "sequence_number": next(numbers),
@@ -174,33 +182,50 @@ def _closed(part: Part, answer: ResponseInProgress, numbers: Iterator[int]) -> I
     if part.is_call:
         yield from _closed_call(part, answer, numbers)
     else:
-        text = answer.text_of(part)
-        for index, annotation in enumerate(text["annotations"]):
-            yield {
-                "type": "response.output_text.annotation.added",
-                "sequence_number": next(numbers),
-                **_place(part, answer),
-                "annotation_index": index,
-                "annotation": annotation,
-            }
-        yield {
-            "type": "response.output_text.done",
-            "sequence_number": next(numbers),
-            **_place(part, answer),
-            "text": part.text,
-            "logprobs": text["logprobs"],
-        }
+        yield from (_closed_text if part.is_text else _closed_thought)(part, answer, numbers)
         yield {
             "type": "response.content_part.done",
             "sequence_number": next(numbers),
             **_place(part, answer),
-            "part": text,
+            "part": answer.content_of(part),
         }
     yield {
         "type": "response.output_item.done",
         "sequence_number": next(numbers),
         "output_index": part.index,
         "item": answer.item(part),
+    }
+
+
+def _closed_text(
+    part: Part, answer: ResponseInProgress, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    text = answer.text_of(part)
+    for index, annotation in enumerate(text["annotations"]):
+        yield {
+            "type": "response.output_text.annotation.added",
+            "sequence_number": next(numbers),
+            **_place(part, answer),
+            "annotation_index": index,
+            "annotation": annotation,
+        }
+    yield {
+        "type": "response.output_text.done",
+        "sequence_number": next(numbers),
+        **_place(part, answer),
+        "text": part.text,
+        "logprobs": text["logprobs"],
+    }
+
+
+def _closed_thought(
+    part: Part, answer: ResponseInProgress, numbers: Iterator[int]
+) -> Iterator[AnyEvent]:
+    yield {
+        "type": "response.reasoning_text.done",
+        "sequence_number": next(numbers),
+        **_place(part, answer),
+        "text": part.text,
     }
 
 

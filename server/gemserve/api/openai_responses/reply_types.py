@@ -20,6 +20,21 @@ class OutputText(TypedDict):
     logprobs: list[ScoredToken]
 
 
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    """How the model came to its answer."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: Status
+    summary: Annotated[list[Any], Field(max_length=0)]
+    content: Annotated[list[ReasoningText], Field(max_length=1)]
+
+
 class OutputMessage(TypedDict):
     type: Literal["message"]
     id: str
@@ -59,7 +74,7 @@ class OutputSearch(TypedDict):
     status: Status
 
 
-OutputItem = OutputMessage | OutputCall | OutputCustomCall | OutputSearch
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputSearch
 
 
 class InputTokensDetails(TypedDict):
@@ -71,7 +86,7 @@ class InputTokensDetails(TypedDict):
 
 
 class ReasoningTokens(TypedDict):
-    reasoning_tokens: Literal[0]
+    reasoning_tokens: NonNegative
 
 
 class ResponseUsage(TypedDict):
@@ -196,7 +211,7 @@ class Place(TypedDict):
 
 class PartEvent(Event, Place):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class DeltaEvent(Event, Place):
@@ -209,6 +224,16 @@ class TextEvent(Event, Place):
     type: Literal["response.output_text.done"]
     text: str
     logprobs: list[ScoredToken]
+
+
+class ReasoningDeltaEvent(Event, Place):
+    type: Literal["response.reasoning_text.delta"]
+    delta: Annotated[str, Field(min_length=1)]
+
+
+class ReasoningEvent(Event, Place):
+    type: Literal["response.reasoning_text.done"]
+    text: str
 
 
 class AnnotationEvent(Event, Place):
@@ -251,6 +276,8 @@ AnyEvent = (
     | PartEvent
     | DeltaEvent
     | TextEvent
+    | ReasoningDeltaEvent
+    | ReasoningEvent
     | ArgumentsDeltaEvent
     | ArgumentsEvent
     | CustomInputDeltaEvent

@@ -12,11 +12,13 @@ from gemserve.api.openai_responses.reply_types import (
     EchoedTool,
     OutputItem,
     OutputText,
+    ReasoningText,
     Response,
     ResponseUsage,
     Status,
 )
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
+from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.citations import FileCitation, file_citations
 from gemserve.api.replies.failures import failure_body
 from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
@@ -26,7 +28,6 @@ from gemserve.api.replies.token_counts import (
     cached_tokens_of,
     filter_object,
 )
-from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.types import (
     Event,
     Filtered,
@@ -45,7 +46,7 @@ class ResponseInProgress:
         self,
         body: OpenAIResponsesBody,
         request: Request,
-        rules: ToolCallRules | None,
+        rules: AnswerRules,
         vocabulary: TokenTexts,
     ) -> None:
         self.id = new_id("resp")
@@ -68,7 +69,8 @@ class ResponseInProgress:
             self.finished = event
             changes = self._parts.finish(has_text=True)
         for part in self._parts.parts[len(self._item_ids) :]:
-            self._item_ids.append(new_id(self.calls.id_prefix(part) if part.is_call else "msg"))
+            prefix = {"text": "msg", "thinking": "rs"}.get(part.kind) or self.calls.id_prefix(part)
+            self._item_ids.append(new_id(prefix))
         return changes
 
     def headers(self) -> dict[str, str]:
@@ -93,11 +95,26 @@ class ResponseInProgress:
             "logprobs": self.scored(part.logprobs),
         }
 
+    def content_of(self, part: Part) -> OutputText | ReasoningText:
+        """The content of a part that is no call."""
+        if part.is_thinking:
+            return {"type": "reasoning_text", "text": part.text}
+        return self.text_of(part)
+
     def item(self, part: Part, *, is_open: bool = False) -> OutputItem:
         """A part as an item of the output. An open item is as it was when it was opened."""
         status: Status = "in_progress" if is_open else self._status_of(part)
         if part.is_call:
             return self.calls.item(part, self.item_id(part), status, is_open=is_open)
+        if part.is_thinking:
+            thought: ReasoningText = {"type": "reasoning_text", "text": part.text}
+            return {
+                "type": "reasoning",
+                "id": self.item_id(part),
+                "status": status,
+                "summary": [],
+                "content": [] if is_open else [thought],
+            }
         return {
             "type": "message",
             "id": self.item_id(part),
@@ -145,7 +162,7 @@ class ResponseInProgress:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
             "output": [self.item(part) for part in self._parts.parts] if finished else [],
-            "usage": _usage(report, finished) if report and finished else None,
+            "usage": self._usage,
         }
         if report:
             response["filter"] = filter_object(report)
@@ -169,6 +186,23 @@ class ResponseInProgress:
             "status": "failed",
             "output": [],
             "error": {"code": "server_error", "message": message},
+        }
+
+    @property
+    def _usage(self) -> ResponseUsage | None:
+        report, finished = self.report, self.finished
+        if report is None or finished is None:
+            return None
+        return {
+            "input_tokens": report.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": cached_tokens_of(report),
+                "kept_tokens": report.kept_tokens,
+                "protected_tokens": report.protected_tokens,
+            },
+            "output_tokens": finished.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._parts.num_thinking_tokens},
+            "total_tokens": report.prompt_tokens + finished.completion_tokens,
         }
 
     @property
@@ -201,17 +235,3 @@ def _choice_of(body: OpenAIResponsesBody) -> str | dict[str, object]:
 def _tools_of(body: OpenAIResponsesBody) -> list[EchoedTool]:
     tools = (echoed(tool) for tool in body.tools or ())
     return [tool for tool in tools if tool is not None]
-
-
-def _usage(report: FilterReport, finished: Finished) -> ResponseUsage:
-    return {
-        "input_tokens": report.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": cached_tokens_of(report),
-            "kept_tokens": report.kept_tokens,
-            "protected_tokens": report.protected_tokens,
-        },
-        "output_tokens": finished.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": report.prompt_tokens + finished.completion_tokens,
-    }

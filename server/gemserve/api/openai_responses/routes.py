@@ -8,6 +8,7 @@ from gemserve.api.error_replies import Error
 from gemserve.api.openai_responses import reply_types as response_types
 from gemserve.api.openai_responses.body import CountedInputBody, OpenAIResponsesBody
 from gemserve.api.openai_responses.reply import openai_responses_reply
+from gemserve.api.replies.answer_reader import answer_rules
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.tool_choice import chat_call_rules
@@ -41,7 +42,9 @@ def openai_responses_routes(submitter: Submitter, builder: RequestBuilder) -> Ro
     @routes.add("POST", "/v1/responses", RESPOND)
     async def post_response(http: Request) -> Response:
         submission = await submitter.submit(http, OpenAIResponsesBody, builder.build_as_chat)
-        rules = chat_call_rules(submission.body.form.chat)
+        request = submission.reader.streams[0].request
+        calls = chat_call_rules(submission.body.form.chat)
+        rules = answer_rules(builder.tokenizer, request, calls)
         return await openai_responses_reply(submission.body, submission.reader, rules, vocabulary)
 
     @routes.add("POST", "/v1/responses/input_tokens", COUNT)

@@ -1,4 +1,4 @@
-"""The parts of an answer while it comes: texts and calls of tools, in the order of the answer.
+"""The parts of an answer while it comes: texts, thinking and calls, in the order of the answer.
 
 The protocols that send an answer as a list of items build their replies and streams from this.
 """
@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gemserve.api.replies.reply_types import CallPart, Delta
-from gemserve.api.replies.tool_call_reader import ToolCallReader
-from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.api.replies.answer_reader import AnswerRules, Kind, Piece
 from gemserve.types import TextDelta, TokenLogprob
 
 
@@ -21,13 +19,22 @@ class Part:
 
     index: int
     text: str = ""
+    kind: Kind = "text"
     call_id: str = ""
     name: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of a text
 
     @property
     def is_call(self) -> bool:
-        return self.call_id != ""
+        return self.kind == "call"
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind == "text"
+
+    @property
+    def is_thinking(self) -> bool:
+        return self.kind == "thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,16 @@ class AnswerChange:
 
 
 class AnswerParts:
-    """Turns an answer's text into changes of its parts. At most the last part is open."""
+    """Turns an answer's text into changes of its parts. At most the last part is open.
 
-    def __init__(self, rules: ToolCallRules | None) -> None:
-        """`rules`: which calls the answer may have; None if it can only be text."""
+    `num_thinking_tokens` counts the tokens of its thinking so far.
+    """
+
+    def __init__(self, rules: AnswerRules) -> None:
         self.parts: list[Part] = []
+        self.num_thinking_tokens = 0
         self._rules = rules
-        self._reader = None if rules is None else ToolCallReader(rules)
+        self._reader = rules.reader()
         self._scored: list[TokenLogprob] = []  # of tokens whose text has not come yet
 
     @property
@@ -57,47 +67,53 @@ class AnswerParts:
     def push(self, delta: TextDelta) -> list[AnswerChange]:
         """Take more text; return what is now final, which may be nothing."""
         self._scored += delta.logprobs
-        if self._reader is None:
-            return list(self._add({"content": delta.text}))
-        return list(self._add(self._reader.push(delta.text)))
+        was_thinking = self._reader.is_thinking
+        pieces = self._reader.push(delta.text)
+        if was_thinking or self._reader.is_thinking:
+            self.num_thinking_tokens += len(delta.token_ids)
+        return list(self._add(pieces))
 
     def finish(self, *, has_text: bool = False) -> list[AnswerChange]:
         """The rest. With `has_text` an answer that says nothing has an empty text, too."""
-        changes = [] if self._reader is None else list(self._add(self._reader.finish()))
-        is_forced = self._rules is not None and self._rules.is_forced
-        if has_text and not self.parts and not is_forced:
+        changes = list(self._add(self._reader.finish()))
+        if has_text and not self.parts and not self._rules.is_forced:
             changes += self._open(Part(0))
         if self.parts:
             last = self.parts[-1]
-            if not last.is_call:
+            if last.is_text:
                 last.logprobs += self._scored
-            changes.append(AnswerChange("closed", last))
+            changes.append(self._close())
         return changes
 
-    def _add(self, delta: Delta) -> Iterator[AnswerChange]:
-        text = delta.get("content")
-        if text:
-            if not self.parts or self.parts[-1].is_call:
-                yield from self._open(Part(len(self.parts)))
+    def _add(self, pieces: Sequence[Piece]) -> Iterator[AnswerChange]:
+        for piece in pieces:
+            if self._is_new(piece):
+                yield from self._open(self._part(piece))
             scored, self._scored = self._scored, []
+            if piece.kind != "text":
+                scored = []
             self.parts[-1].logprobs += scored
-            yield self._grow(text, scored)
-        for call in delta.get("tool_calls", ()):
-            yield from self._add_call(call)
+            if piece.text:
+                yield self._grow(piece.text, scored)
 
-    def _add_call(self, call: CallPart) -> Iterator[AnswerChange]:
-        """A part of a call. Calls come one after the other."""
-        if "id" in call:
-            name = call["function"]["name"]
-            yield from self._open(Part(len(self.parts), call_id=call["id"], name=name))
-        if arguments := call["function"]["arguments"]:
-            yield self._grow(arguments)
+    def _is_new(self, piece: Piece) -> bool:
+        """Does a piece begin a part?"""
+        return piece.call is not None or not self.parts or self.parts[-1].kind != piece.kind
+
+    def _part(self, piece: Piece) -> Part:
+        call = piece.call
+        if call is None:
+            return Part(len(self.parts), kind=piece.kind)
+        return Part(len(self.parts), kind="call", call_id=call.id, name=call.name)
 
     def _open(self, part: Part) -> Iterator[AnswerChange]:
         if self.parts:
-            yield AnswerChange("closed", self.parts[-1])
+            yield self._close()
         self.parts.append(part)
         yield AnswerChange("opened", part)
+
+    def _close(self) -> AnswerChange:
+        return AnswerChange("closed", self.parts[-1])
 
     def _grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> AnswerChange:
         self.parts[-1].text += text

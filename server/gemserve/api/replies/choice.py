@@ -83,11 +83,10 @@ class Choice:
     def id_extras(self, token_ids: Sequence[int]) -> TokenIds:
         return {"token_ids": list(token_ids)} if self.returns_ids else {}
 
-    @property
-    def annotations(self) -> list[UrlCitation]:
-        """Of a finished answer."""
+    def annotations(self, num_chars: int) -> list[UrlCitation]:
+        """Of a finished answer whose content has so many characters."""
         sources = None if self.report is None else self.report.sources
-        return url_citations(sources or (), self.text)
+        return url_citations(sources or (), num_chars)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Filtered):

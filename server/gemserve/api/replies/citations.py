@@ -81,8 +81,8 @@ def file_citations(sources: Sequence[SourceReport], text: str) -> list[FileCitat
     ]
 
 
-def url_citations(sources: Sequence[SourceReport], text: str) -> list[UrlCitation]:
-    """One for each place in a file, in the order of the sources. `text`: the answer."""
+def url_citations(sources: Sequence[SourceReport], num_chars: int) -> list[UrlCitation]:
+    """One for each place in a file, in the order of the sources. `num_chars`: of the answer."""
     places = dict.fromkeys((url_of(source), source.file) for source in sources)
     return [
         {
@@ -91,7 +91,7 @@ def url_citations(sources: Sequence[SourceReport], text: str) -> list[UrlCitatio
                 "url": url,
                 "title": file,
                 "start_index": 0,
-                "end_index": len(text),
+                "end_index": num_chars,
             },
         }
         for url, file in places

@@ -218,10 +218,11 @@ class UrlCitation(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """`annotations`: with `filter.citations`."""
+    """`annotations`: with `filter.citations`. `reasoning_content`: of an answer that thinks."""
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: NotRequired[str]
     refusal: None
     annotations: NotRequired[list[UrlCitation]]
     tool_calls: NotRequired[Annotated[list[ToolCall], Field(min_length=1)]]
@@ -258,6 +259,7 @@ class CallPart(TypedDict):
 class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[Annotated[list[CallPart], Field(min_length=1)]]
     annotations: NotRequired[list[UrlCitation]]
 

@@ -143,6 +143,7 @@ class RequestBuilder:
             adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=answer_grammar(answer_format(body), body.tools or (), rules, self.grammars),
+            is_chat=True,
         )
         return repeat_for_choices(
             self.planner, [request], body.n or 1, returns_ids=bool(body.return_token_ids)
@@ -295,6 +296,7 @@ class RequestBuilder:
         logprobs: int | None = None,
         is_prompt_scored: bool = False,
         grammar: Grammar | None = None,
+        is_chat: bool = False,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
         max_tokens = _max_tokens(body, limits, self._default_answer(default_tokens, limits.read))
@@ -308,6 +310,7 @@ class RequestBuilder:
             priority=body.priority or 0,
             prompt_logprobs=count if is_prompt_scored else None,
             grammar=grammar,
+            shows_markers=is_chat and grammar is None,
             adapter=adapter,
         )
 

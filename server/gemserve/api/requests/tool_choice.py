@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ class ToolCallRules:
 
     `is_forced`: the answer must be a call. `is_named`: `tool_choice` names its function. `is_held`:
     a grammar makes the answer a call or what the format demands. `parameters_field`: the path of a
-    function's parameters, with {} for the function's index.
+    function's parameters, with {} for the function's index. `parameters`: their schemas, by the
+    names of the functions.
     """
 
     names: frozenset[str]
@@ -30,6 +31,7 @@ class ToolCallRules:
     is_parallel: bool
     is_held: bool = False
     parameters_field: str = _PARAMETERS
+    parameters: Mapping[str, Mapping[str, Any]] | None = None
 
     def field(self, index: int) -> str:
         return self.parameters_field.format(index)
@@ -85,6 +87,7 @@ def call_rules(
         is_parallel=is_parallel,
         is_held=has_format and not is_forced,
         parameters_field=parameters_field,
+        parameters={tool.function.name: tool.function.parameters or {} for tool in tools},
     )
 
 

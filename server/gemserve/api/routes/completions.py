@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from gemserve.api.error_replies import Error
+from gemserve.api.replies.answer_reader import answer_rules
 from gemserve.api.replies.chat_format import ChatFormat
 from gemserve.api.replies.choices_reply import choices_reply
 from gemserve.api.replies.completion_format import CompletionFormat
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.reply_types import Chat, ChatChunk, Completion, CompletionChunk
-from gemserve.api.replies.tool_call_format import ToolCallFormat
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.completion_body import CompletionBody
 from gemserve.api.requests.request_builder import RequestBuilder
@@ -51,12 +51,10 @@ def completion_routes(submitter: Submitter, builder: RequestBuilder) -> Routes:
     @routes.add("POST", "/v1/chat/completions", CHAT)
     async def post_chat(http: Request) -> Response:
         submission = await submitter.submit(http, ChatBody, builder.build_chat)
-        rules = chat_call_rules(submission.body)
-        chat_format = ChatFormat(vocabulary)
-        if rules is not None:
-            chat_format = ToolCallFormat(vocabulary, rules)
+        request = submission.reader.streams[0].request
+        rules = answer_rules(builder.tokenizer, request, chat_call_rules(submission.body))
         return await choices_reply(
-            submission.body, submission.requests, submission.reader, chat_format
+            submission.body, submission.requests, submission.reader, ChatFormat(vocabulary, rules)
         )
 
     return routes

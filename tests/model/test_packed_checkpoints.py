@@ -170,6 +170,18 @@ def test_experts_and_heads(tmp_path: Path) -> None:
     assert torch.equal(experts[2], numbers["model.layers.0.mlp.experts.2.down_proj.weight"])
 
 
+def test_a_packed_head_beside_an_embedding(tmp_path: Path) -> None:
+    """A config that ties them does not make the head's numbers the embedding's."""
+    form = FORMS["gptq 32"]
+    made = packed_files.save(tmp_path, form, is_packed=lambda name: name == "lm_head.weight")
+    rows = packed_files.read(tmp_path)["model.embed_tokens.weight"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
+    model = loaded(tmp_path)
+    assert torch.equal(model.hf.model.embed_tokens.weight, rows)
+    check_numbers(model, made, form)
+
+
 def test_the_text_model_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     """Names in such files are those of the whole, and those in the model of its part."""
     form = FORMS["awq 32"]
@@ -406,6 +418,14 @@ WRONG_TENSORS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
             for last in ("qweight", "scales", "qzeros", "g_idx")
         ],
         rf"tensor {QUERY}.weight has shape \[64, 32\], and by config.json \[64, 64\]",
+    ),
+    "inputs that are no whole blocks": (
+        "gptq 32",
+        lambda t: [
+            changed(last, lambda some: some[: len(some) * 3 // 4])(t)
+            for last in ("qweight", "g_idx")
+        ],
+        rf"tensor {QUERY}.weight has shape \[64, 48\], and by config.json \[64, 64\]",
     ),
     "scales that float16 cannot hold": (
         "compressed 32",

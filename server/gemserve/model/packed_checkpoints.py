@@ -165,7 +165,7 @@ def _read(
         for module in names:
             with _named(tensors, module, packing):
                 matrix = _matrix(files, tensors, module, packing)
-                if module in places:
+                if module in places and matrix.codes.shape[1] % _INPUTS == 0:
                     made = blocks[places[module]] = matrix.blocks()
                     nothing = torch.zeros((), dtype=dtype).expand(made.outs, made.ins)
                     weights[f"{module}.weight"] = nothing

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from gemserve.decoding.detokenize import StopMatcher, TextStream
-from gemserve.decoding.markers import shown_markers
+from gemserve.decoding.markers import NO_MARKERS, shown_markers
 from tests.chat_templates import shaped_like
 
 EMOJI = "👩‍👩‍👧‍👦🇨🇭é漢字🌍"
@@ -24,9 +24,14 @@ def byte_ids(tokenizer: Any, text: str) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(table[b]) for b in text.encode()]
 
 
-def stream(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], bool]:
+def stream(
+    tokenizer: Any,
+    ids: Sequence[int],
+    stop: Sequence[str] = (),
+    markers: Mapping[int, str] = NO_MARKERS,
+) -> tuple[list[str], bool]:
     """What is sent for `ids`, the flush last, and whether a stop string ended it."""
-    text = TextStream(tokenizer, stop)
+    text = TextStream(tokenizer, stop, markers)
     sent: list[str] = []
     for token in ids:
         sent.append(text.push(token))
@@ -207,10 +212,9 @@ def test_markers_are_shown_although_they_are_control_tokens(tokenizer: Any) -> N
     markers = shown_markers(used, ())
     assert set(markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"}
     for shown, text in (({}, "éfind{}!"), (markers, "é[TOOL_CALLS]find[ARGS]{}!")):
-        text_stream = TextStream(used, (), shown)
-        assert "".join([*map(text_stream.push, ids), text_stream.flush()]) == text
-    stopped = TextStream(used, ("find[ARGS]",), markers)
-    assert "".join(map(stopped.push, ids)) == "é[TOOL_CALLS]"
+        assert "".join(stream(used, ids, (), shown)[0]) == text
+    sent, is_stopped = stream(used, ids, ("find[ARGS]",), markers)
+    assert ("".join(sent), is_stopped) == ("é[TOOL_CALLS]", True)
     # "<|end|>" means something else beside "<|channel|>" than without it, and may end an answer
     assert shown_markers(shaped_like(tokenizer, "phi3"), ()) == {}
     harmony = shown_markers(shaped_like(tokenizer, "gpt_oss"), (2,))

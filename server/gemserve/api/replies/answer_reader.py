@@ -155,7 +155,8 @@ class AnswerReader:
     def _take_mark(self) -> Steps[None]:
         """Take what begins with a character that a marker begins with."""
         start = self._scanner.at
-        forms = {form.opener: form for form in self._forms if self._counts(form)}
+        first = self._scanner.between(start, start + 1)
+        forms = {form.opener: form for form in self._forms if self._counts(form, first)}
         thinking = tuple(_THINKING) if self._rules.has_markers and self._is_fresh else ()
         channels = (*_CHANNELS, *(_CHANNEL_ENDS if self._has_channels else ()))
         marks = (*forms, *thinking, *(channels if self._rules.has_markers else ()))
@@ -168,10 +169,12 @@ class AnswerReader:
             yield from self._take_channel(mark, start)
         elif mark is None:
             self._scanner.at = start + 1
-            self._say(self._scanner.between(start, start + 1))
+            self._say(first)
 
-    def _counts(self, form: CallForm) -> bool:
-        """Does a form count here?"""
+    def _counts(self, form: CallForm, first: str) -> bool:
+        """Does a form count here, where the text goes on with this character?"""
+        if form.opener[0] != first:
+            return False
         if self._functions is not None and self._functions.rules.is_held and not self._is_fresh:
             return False
         is_line = self._is_line_start or self._is_fresh

@@ -10,8 +10,7 @@ import ast
 import json
 import re
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ _NAME = re.compile(r"[\w.:/-]")
 _LOWER = re.compile("[a-z]")
 _LONGEST_NAME = 129
 _LONGEST_HEAD = 256
-_LONGEST_CODE = 1 << 16
+_LONGEST_CODE = 1 << 14
 _KEYS = frozenset(("name", "arguments", "parameters", "function", "type", "id"))
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -52,7 +51,7 @@ class Functions:
         try:
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             written.encode()  # an escape may name half a character
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):  # Python's literals have sets and bytes
             return None
         return Call(str(name), written)
 
@@ -293,23 +292,16 @@ def _python_tag(s: TextScanner, functions: Functions) -> Steps[Items | None]:
 
 
 def _calls_in_code(s: TextScanner, functions: Functions, start: int, code: str) -> Items | None:
-    calls = list(_written_calls(code))
-    found = [functions.call(name, arguments) for name, arguments in calls]
-    if not any(found):
-        return [s.between(start, s.at)] if calls else None
-    return [call or f"{name}(…)" for call, (name, _) in zip(found, calls, strict=True)]
-
-
-def _written_calls(code: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """The calls that a text of Python consists of; none if there is anything else in it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lines = ast.parse(code.strip()).body
-        calls = [_written_call(each) for line in lines for each in _expressions(line)]
+        written = [call for line in ast.parse(code.strip()).body for call in _expressions(line)]
+        items: Items = [
+            functions.call(*_written_call(call)) or ast.unparse(call) for call in written
+        ]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return
-    yield from calls
+        return None
+    if any(isinstance(item, Call) for item in items):
+        return items
+    return [s.between(start, s.at)] if items else None
 
 
 def _expressions(line: ast.stmt) -> list[ast.expr]:

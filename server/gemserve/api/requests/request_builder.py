@@ -297,7 +297,8 @@ class RequestBuilder:
         grammar: Grammar | None = None,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        max_tokens = _max_tokens(body, limits, self._default_answer(default_tokens, limits.read))
+        default = self._default_answer(default_tokens, limits.read)
+        max_tokens = _max_tokens(body, limits, default, field)
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
@@ -379,10 +380,11 @@ def _check_library(body: FilteringBody, prompts: Sequence[PlainPrompt]) -> None:
         )
 
 
-def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
+def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int, prompt_field: str) -> int:
     """The most tokens of the answer. Raises `RequestError` if it must fit as given, and does not.
 
-    With `truncate_max_tokens` it need not fit. What does not is lowered like the default.
+    With `truncate_max_tokens` it need not fit. What does not is lowered like the default. A prompt
+    that leaves less than a short answer when it is read whole is filtered, if it can be.
     """
     wanted, name = default, None
     for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
@@ -392,9 +394,10 @@ def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
     if name is not None and (
         wanted <= limits.room or not getattr(body, "truncate_max_tokens", None)
     ):
-        limits.check_answer(wanted, name)
+        limits.check_answer(wanted, name, prompt_field)
         return wanted
-    most, rest = min(wanted, limits.room), limits.context - limits.num_tokens
+    room = limits.with_answer(min(wanted, _LEAST_ANSWER)).room
+    most, rest = min(wanted, room), limits.context - limits.num_tokens
     # so that the fallback can keep everything
     return min(most, rest) if limits.params.fallback and rest >= _LEAST_ANSWER else most
 

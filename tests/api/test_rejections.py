@@ -161,7 +161,7 @@ async def test_only_the_first_message_that_is_wrong_is_named(api: Api) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"{", b"\xff\xfe", b"model=x", b'{"model": "\\ud800"}', b"[" * 100_000),
+        *(b"", b"{", b"\xff\xfe", b"model=x", b'{"model": "\\ud8"}', b"[" * 100_000),
         b'{"seed": ' + b"1" * 5000 + b"}",
         *(b"null", b"[]", b'"text"', b"3"),
     ],

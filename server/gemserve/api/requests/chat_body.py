@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     Tag,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
@@ -276,6 +277,30 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class ToolSelection(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(Body):
+    """Of all tools, those that this answer may call. Only they are in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSelection
+
+    def of(self, tools: list[Tool]) -> list[Tool]:
+        """The tools that are allowed. Raises `RequestError` for one that is none of `tools`."""
+        known = {tool.function.name for tool in tools}
+        for index, named in enumerate(self.allowed_tools.tools):
+            if named.function.name not in known:
+                field = f"tool_choice.allowed_tools.tools.{index}.function.name"
+                raise RequestError(
+                    f"{field}={shown(named.function.name)}: not one of the tools", param=field
+                )
+        allowed = {named.function.name for named in self.allowed_tools.tools}
+        return [tool for tool in tools if tool.function.name in allowed]
+
+
 class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
     can_cite = True
     messages: Messages
@@ -284,6 +309,14 @@ class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+
+    @model_validator(mode="after")
+    def _only_allowed(self) -> Self:
+        """Leave the tools that may be called, and the choice among them."""
+        if isinstance(self.tool_choice, AllowedTools):
+            self.tools = self.tool_choice.of(self.tools or [])
+            self.tool_choice = self.tool_choice.allowed_tools.mode
+        return self

@@ -115,12 +115,13 @@ class RequestBuilder:
             body.n or 1,
             echoes,
             returns_ids=bool(body.return_token_ids),
+            echoes_alone=body.echoes_alone,
         )
 
     def build_chat(
         self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
     ) -> EngineRequests:
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
@@ -390,7 +391,7 @@ def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int, prompt_
     for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
         given = getattr(body, field, None)
         if given is not None:
-            wanted, name = given, field
+            wanted, name = max(1, given), field  # of an answer without tokens, one is not shown
     if name is not None and (
         wanted <= limits.room or not getattr(body, "truncate_max_tokens", None)
     ):

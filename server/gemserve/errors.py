@@ -7,7 +7,10 @@
     ├── AdapterBusy          there is no room for an adapter now (503)
     ├── AdapterUnavailable   what a name stood for can no longer be loaded (503)
     ├── RequestError         the client's request is wrong (400)
-    │   ├── PromptTooLong
+    │   ├── ContextExceeded
+    │   │   ├── PromptTooLong
+    │   │   ├── AnswerTooLong
+    │   │   └── KeptTooLong
     │   ├── CapacityExceeded
     │   ├── ModelNotFound    (404)
     │   ├── AdapterNotFound  (404)
@@ -97,7 +100,68 @@ class RequestError(GemserveError):
         self.code = code
 
 
-class PromptTooLong(RequestError):
+ONE_LEFT = "One token has to be left for the answer."
+
+
+class ContextExceeded(RequestError):
+    """A request needs more tokens than the model's context has.
+
+    The message begins with OpenAI's words, by which agents know that they must shorten a
+    conversation, and ends with `detail`. `context`: the most tokens of prompt and answer together.
+    `place`: the field that has the prompt. `answer`: how many tokens the request wants besides.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: int,
+        prompt: int,
+        param: str,
+        place: str,
+        answer: int | None = None,
+        note: str = "",
+        detail: str = "",
+        is_least: bool = False,
+    ) -> None:
+        super().__init__(detail, param=param, code="context_length_exceeded")
+        self.place = place
+        self.detail = detail
+        self._limit = f"This model's maximum context length is {context} tokens{note}."
+        self._prompt = prompt
+        self._answer = answer
+        self._is_least = is_least
+
+    def __str__(self) -> str:
+        place = self.place.split(".")[0]
+        words = [_RESPONSES_WORDS if place == "input" else "", self._limit, self._counted(place)]
+        return " ".join(filter(None, [*words, self.detail]))
+
+    def _counted(self, place: str) -> str:
+        prompt, answer = self._prompt, self._answer
+        if answer is None:
+            count = f"at least {prompt}" if self._is_least else prompt
+            return (
+                f"However, your prompt contains {count} input tokens. Please reduce the length of "
+                f"the {place}."
+            )
+        requested = f"However, you requested {prompt + answer} tokens"
+        if place == "prompt":
+            return (
+                f"{requested} ({prompt} in your prompt; {answer} for the completion). Please "
+                "reduce your prompt; or completion length."
+            )
+        return (
+            f"{requested} ({prompt} in the {place}, {answer} in the completion). Please reduce the "
+            f"length of the {place} or completion."
+        )
+
+
+_RESPONSES_WORDS = (
+    "Your input exceeds the context window of this model. Please adjust your input and try again."
+)
+
+
+class PromptTooLong(ContextExceeded):
     """`limit`: the most tokens of a prompt. `is_least`: `tokens` is the least that the prompt can
     have, because it was not tokenized. `leaves_one`: the context has one more, for the answer."""
 
@@ -111,17 +175,49 @@ class PromptTooLong(RequestError):
         is_least: bool = False,
         leaves_one: bool = False,
     ) -> None:
-        count = f"at least {tokens}" if is_least else tokens
-        last = " One token has to be left for the answer." if leaves_one else ""
         super().__init__(
-            f"This model's maximum context length is {limit + leaves_one} tokens{note}. "
-            f"However, your prompt contains {count} input tokens.{last}",
+            context=limit + leaves_one,
+            prompt=tokens,
             param=param,
-            code="context_length_exceeded",
+            place=param,
+            note=note,
+            detail=ONE_LEFT if leaves_one else "",
+            is_least=is_least,
         )
 
 
-class KeptTooLong(RequestError):
+class AnswerTooLong(ContextExceeded):
+    """Of `tokens` tokens of a prompt `read` are read, and `max_tokens` do not fit behind them.
+
+    `param` is the field that has `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: int,
+        read: int,
+        max_tokens: int,
+        context: int,
+        param: str,
+        place: str,
+        note: str = "",
+    ) -> None:
+        super().__init__(
+            context=context,
+            prompt=read,
+            answer=max_tokens,
+            param=param,
+            place=place,
+            note=note,
+            detail=(
+                f"{param}={max_tokens}: the context of {context} tokens{note} leaves room for "
+                f"{context - read} after the {read} of {tokens} prompt tokens that are kept"
+            ),
+        )
+
+
+class KeptTooLong(ContextExceeded):
     """What a filter would keep does not fit into the context: `kept` of `tokens`.
 
     `protected`: how many tokens of the prompt are always read, if the method protects any.
@@ -135,10 +231,16 @@ class KeptTooLong(RequestError):
             "which are always read; lower filter.keep, or shorten them"
         )
         super().__init__(
-            f"{param}: the filter would keep {kept} of {tokens} tokens, and the context has room "
-            f"for {limit}{note};{of_them if protected else ' lower filter.keep'}",
+            context=limit + 1,
+            prompt=kept,
             param=param,
-            code="context_length_exceeded",
+            place=param,
+            note=note,
+            detail=(
+                f"{param}: the filter would keep {kept} of {tokens} tokens, and the context has "
+                f"room for {limit}{note};{of_them if protected else ' lower filter.keep'}. "
+                f"{ONE_LEFT}"
+            ),
         )
 
 

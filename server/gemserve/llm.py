@@ -334,7 +334,7 @@ class LLM:
     ) -> Request:
         limits = self._limits(prompt, filter, adapter)
         limits.check_prompt(field)
-        limits.check_answer(sampling.max_tokens, "max_tokens")
+        limits.check_answer(sampling.max_tokens, "max_tokens", field)
         return Request(
             request_id=uuid.uuid4().hex,
             **prompt.fields,

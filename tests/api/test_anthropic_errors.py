@@ -64,7 +64,6 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
             "base64 is not read",
         ),
         (said({"type": "server_tool_use"}), "messages.1.content.0", "runs no tools"),
-        (said({**RESULT, "content": [IMAGE]}), "messages.1.content.0.content.0", "text only"),
         (said({**RESULT, "tool_use_id": 3}), "messages.1.content.0.tool_use_id", "string"),
         (said(RESULT, role="assistant"), "messages.1.content.0", "role user"),
         (said(USE), "messages.1.content.0", "role assistant"),

@@ -17,6 +17,7 @@ USER = {"role": "user", "content": "How warm is it?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MARK = {"type": "ephemeral"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 
 # client → fields of a chat that it sends
 HABITS: dict[str, dict[str, Any]] = {
@@ -67,6 +68,22 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
         {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": MARK}],
          "cache_control": MARK}
     ],
+    "LiteLLM": [USER, {"role": "assistant", "content": None, "provider_specific_fields": {},
+                       "thinking_blocks": [{"type": "thinking", "thinking": "Hm."}],
+                       "tool_calls": [{**CALL, "provider_specific_fields": {"x": 1}}]}],
+    "OpenRouter": [USER, {"role": "assistant", "content": "17.",
+                          "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}],
+    "Gemini": [USER, {"role": "assistant", "content": "", "extra_content": {"google": {}},
+                      "tool_calls": [{**CALL, "extra_content": {"google": {"a": "b"}}}]}],
+    "calls without a type": [USER, {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c", "function": {"name": "f", "arguments": {"place": "Bern"}}}]}],
+    "a result with an image": [USER, {"role": "assistant", "tool_calls": [CALL]},
+                               {"role": "tool", "tool_call_id": "c", "content": [IMAGE]}],
+    "an earlier image": [{"role": "user", "content": [IMAGE]},
+                         {"role": "assistant", "content": "A cat."}],
+    "Mistral": [USER, {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "text", "text": "17."}]}],
 }  # fmt: skip
 
 
@@ -95,6 +112,17 @@ async def test_a_refusal_is_the_assistant_s_text(api: Api) -> None:
     both = {"role": "assistant", "content": "17.", "refusal": "No."}
     assert "No." not in await prompt_of(api, [USER, both, USER])
     assert "Hm." not in await prompt_of(api, [*HISTORIES["vLLM"], USER])
+
+
+async def test_thoughts_are_left_out_and_arguments_may_be_an_object(api: Api) -> None:
+    for server in ("LiteLLM", "OpenRouter", "Mistral"):
+        assert "Hm." not in await prompt_of(api, [*HISTORIES[server], USER])
+    written = copy.deepcopy(HISTORIES["calls without a type"])
+    written[1]["tool_calls"][0]["function"]["arguments"] = '{"place": "Bern"}'
+    written[1]["tool_calls"][0]["type"] = "function"
+    as_object = await prompt_of(api, [*HISTORIES["calls without a type"], USER])
+    assert as_object == await prompt_of(api, [*written, USER])
+    assert "Bern" in as_object
 
 
 async def prompt_of(api: Api, messages: list[dict[str, Any]], **fields: Any) -> str:

@@ -42,10 +42,10 @@ COMMON: list[tuple[str, Any, str]] = [
     ("temperature", 2.1, "temperature"),
     ("temperature", NAN, "temperature"),
     ("temperature", HUGE, "temperature"),
-    ("top_p", 0, "top_p"),
+    ("top_p", -0.1, "top_p"),
     ("top_p", 1.1, "top_p"),
     ("top_p", NAN, "top_p"),
-    ("top_k", -1, "top_k"),
+    ("top_k", -2, "top_k"),
     ("top_k", 1.5, "top_k"),
     ("seed", "x", "seed"),
     ("seed", 1.5, "seed"),
@@ -161,7 +161,7 @@ async def test_only_the_first_message_that_is_wrong_is_named(api: Api) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"{", b"\xff\xfe", b"model=x", b'{"model": "\\ud800"}', b"[" * 100_000),
+        *(b"", b"{", b"\xff\xfe", b"model=x", b'{"model": "\\ud8"}', b"[" * 100_000),
         b'{"seed": ' + b"1" * 5000 + b"}",
         *(b"null", b"[]", b'"text"', b"3"),
     ],

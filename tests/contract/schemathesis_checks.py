@@ -56,7 +56,7 @@ LIMITED = {
     "/v1/documents": {"text", "ttl", "filter", "file"},
     "/v1/libraries": {"name"},  # there may be one of this name
     "/v1/libraries/{library}/files": {"file", "path"},
-    "/tokenize": {"tools"},
+    "/tokenize": {"tools", "messages"},
     "/detokenize": {"tokens"},
     "/v1/adapters": {"path"},
 }

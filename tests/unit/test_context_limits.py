@@ -83,9 +83,12 @@ def test_what_is_always_read_must_fit_with_the_budget(num_positions: int) -> Non
         kept_limits(replace(fitting, keep=most - 299), 50_000, adapter).check_prompt("messages")
     named = " with adapter 'x' (which takes 10)" if num_positions else ""
     assert str(caught.value) == (
-        f"messages: the filter would keep {most + 1} of 50000 tokens, and the context has room for "
+        f"This model's maximum context length is {most + 1} tokens{named}. However, your prompt "
+        f"contains {most + 1} input tokens. Please reduce the length of the messages. messages: "
+        f"the filter would keep {most + 1} of 50000 tokens, and the context has room for "
         f"{most}{named}; 300 of them are instructions, tools, calls, the question and the "
-        "template, which are always read; lower filter.keep, or shorten them"
+        "template, which are always read; lower filter.keep, or shorten them. One token has to be "
+        "left for the answer."
     )
     assert caught.value.param == "messages"
     assert caught.value.code == "context_length_exceeded"
@@ -97,7 +100,7 @@ def test_without_protection_a_budget_that_does_not_fit_is_alone_to_blame() -> No
     kept_limits(params, 50_000, None).check_prompt("prompt")
     with pytest.raises(KeptTooLong) as caught:
         kept_limits(replace(params, keep=4000), 50_000, None).check_prompt("prompt")
-    assert str(caught.value) == (
+    assert str(caught.value).endswith(
         "prompt: the filter would keep 4000 of 50000 tokens, and the context has room for 3999; "
-        "lower filter.keep"
+        "lower filter.keep. One token has to be left for the answer."
     )

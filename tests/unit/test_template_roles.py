@@ -98,8 +98,30 @@ def test_what_a_template_accepts_stays_as_it_is(tokenizer: Any, family: str) -> 
     assert fit_roles(shaped_like(tokenizer, family), messages) is messages
 
 
-def test_a_lenient_template_gets_every_role(tokenizer: Any) -> None:
-    assert fit_roles(strict(tokenizer, SHOWS), CONVERSATION) is CONVERSATION
+def test_a_lenient_template_gets_every_role_that_it_names(tokenizer: Any) -> None:
+    named = strict(tokenizer, SHOWS + "{% if 'developer' %}{% endif %}")
+    assert fit_roles(named, CONVERSATION) is CONVERSATION
+    assert roles(fit_roles(strict(tokenizer, SHOWS), CONVERSATION)) == [
+        *("system" if role == "developer" else role for role in roles(CONVERSATION))
+    ]
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen2", "qwen3", "llama3"])
+def test_a_developer_is_the_system(tokenizer: Any, family: str) -> None:
+    """It was a role that no model knows, behind the template's own system prompt."""
+    used = shaped_like(tokenizer, family)
+    asked = {"role": "user", "content": "Hi"}
+    texts = [
+        chat_prompt(used, [{"role": role, "content": RULES}, asked]).text
+        for role in ("developer", "system")
+    ]
+    assert texts[0] == texts[1]
+    assert RULES in texts[0]
+    assert "developer" not in texts[0]
+    assert "You are" not in texts[0]
+    shown = chat_prompt(used, [{"role": "developer", "content": RULES}, asked]).messages
+    assert shown is not None
+    assert shown[0].role == "developer", "the report names the role that was sent"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +132,8 @@ def test_a_lenient_template_gets_every_role(tokenizer: Any) -> None:
             "drops others",
             ["system", "system", "user", "user", "system", "assistant", *["user"] * 3],
         ),
-        ("no system", ["developer", "user", "user", "assistant", "tool", "tool", "user"]),
-        (
-            "system first",
-            ["system", "developer", "user", "user", "assistant", "tool", "tool", "user"],
-        ),
+        ("no system", ["user", "user", "assistant", "tool", "tool", "user"]),
+        ("system first", ["system", "user", "user", "assistant", "tool", "tool", "user"]),
         ("takes turns", ["system", "user", "assistant", "user"]),
     ],
 )
@@ -196,7 +215,7 @@ def test_a_template_that_reads_contents_is_asked_with_them(tokenizer: Any) -> No
     """It accepts the messages, and not the marks in their place."""
     reads = "{% for m in messages %}{% if 'known' not in m.content %}" + RAISE % "x" + "{% endif %}"
     used = strict(tokenizer, reads + TURNS + "{% endfor %}")
-    messages = [{"role": "user", "content": "known"}, {"role": "developer", "content": "known"}]
+    messages = [{"role": "user", "content": "known"}, {"role": "system", "content": "known"}]
     assert fit_roles(used, messages) is messages
 
 

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gemserve.errors import ONE_LEFT
+
 _MOST_TEXT = 200
+# what `ContextExceeded` says, which may have come from another process
+_COUNTED = re.compile(
+    r"is (?P<context>\d+) tokens(?P<note>.*?)\. However, (?:.* contains (?:at least )?|"
+    r".* \()(?P<prompt>\d+) in(?:put tokens| .*?(?P<answer>\d+) (?:in|for) the completion\))\. "
+    r"Please reduce [^.]*\.(?P<detail>.*)",
+    re.DOTALL,
+)
 Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExceededContext:
+    """The counts in the message of a `ContextExceeded`, and the sentence behind them.
+
+    `context`: tokens of prompt and answer. `longest`: the most tokens of a prompt. `answer`: tokens
+    that the request wants for its answer; None: the prompt alone is too long.
+    """
+
+    context: int
+    longest: int
+    prompt: int
+    answer: int | None
+    note: str
+    detail: str
+
+    @staticmethod
+    def find(error: Mapping[str, Any]) -> ExceededContext | None:
+        """The counts of an error in OpenAI's form; None if it is another one."""
+        is_exceeded = error.get("code") == "context_length_exceeded"
+        counted = _COUNTED.search(error["message"]) if is_exceeded else None
+        if counted is None:
+            return None
+        context, answer, detail = int(counted["context"]), counted["answer"], counted["detail"]
+        return ExceededContext(
+            context=context,
+            longest=context - (ONE_LEFT in detail),
+            prompt=int(counted["prompt"]),
+            answer=None if answer is None else int(answer),
+            note=counted["note"],
+            detail=detail.replace(ONE_LEFT, "").strip(),
+        )
 
 
 class ErrorForm(ABC):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gemserve.errors import KeptTooLong, PromptTooLong, RequestError, shown
+from gemserve.errors import AnswerTooLong, KeptTooLong, PromptTooLong, shown
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.filtering.protected_budget import count_always_read
@@ -17,7 +17,8 @@ class ContextLimits:
     """The limits of one prompt of `num_tokens` tokens with these protected ranges.
 
     Only the tokens that all layers read must fit the model's context. `longest`: the most tokens of
-    any prompt. `is_scored`: all tokens of the prompt are read, because they are scored.
+    any prompt. `is_scored`: all tokens of the prompt are read, because they are scored. `answer`:
+    tokens that the answer must have room for.
     """
 
     planner: FilterPlanner
@@ -27,19 +28,21 @@ class ContextLimits:
     longest: int
     adapter: LoadedAdapter | None = None
     is_scored: bool = False
+    answer: int = 1
 
     @property
     def context(self) -> int:
         """Tokens of the context that an adapter leaves."""
-        adapter = self.adapter
-        return self.planner.context_tokens - (0 if adapter is None else adapter.num_positions)
+        return self.planner.context_tokens - self._num_positions
 
     @property
     def read(self) -> int:
         """Tokens that the answer is generated from, as far as the plan goes."""
         if self.is_scored:
             return self.num_tokens
-        return self.planner.generated_from(self.params, self.num_tokens, self._num_protected)
+        return self.planner.generated_from(
+            self.params, self.num_tokens, self._num_protected, self._beside
+        )
 
     @property
     def room(self) -> int:
@@ -70,25 +73,47 @@ class ContextLimits:
             )
         self.planner.check_layer_sees(self.params, self.num_tokens)
 
-    def check_answer(self, max_tokens: int, field: str) -> None:
+    def with_answer(self, max_tokens: int) -> ContextLimits:
+        """The limits if the answer must have room for so many tokens.
+
+        A prompt that would be read whole, and leaves too little room then, is filtered.
+        """
+        return replace(self, answer=max_tokens)
+
+    def check_answer(self, max_tokens: int, field: str, prompt_field: str) -> None:
         """Raise `RequestError`, naming `field`, if an answer of that length does not fit."""
-        if max_tokens > self.room:
-            raise RequestError(
-                f"{field}={max_tokens}: the context of {self.context} tokens"
-                f"{self._adapter_note()} leaves room for {self.room} after the {self.read} of "
-                f"{self.num_tokens} prompt tokens that are kept",
+        limits = self.with_answer(max_tokens)
+        if max_tokens > limits.room:
+            raise AnswerTooLong(
+                tokens=self.num_tokens,
+                read=limits.read,
+                max_tokens=max_tokens,
+                context=self.context,
                 param=field,
+                place=prompt_field,
+                note=self._adapter_note(),
             )
 
     @property
     def _longest(self) -> int:
         """The most tokens of a prompt of which a part is kept."""
-        of_pass = self.planner.most_tokens(self.params, self.protected, self.num_tokens)
+        of_pass = self.planner.most_tokens(
+            self.params, self.protected, self.num_tokens, self._beside
+        )
         return self.longest if of_pass is None else min(self.longest, of_pass)
 
     @property
     def _num_protected(self) -> int:
         return count_always_read(self.protected, self.num_tokens)
+
+    @property
+    def _num_positions(self) -> int:
+        return 0 if self.adapter is None else self.adapter.num_positions
+
+    @property
+    def _beside(self) -> int:
+        """Tokens of the context that must be free beside the prompt."""
+        return self.answer + self._num_positions
 
     def _adapter_note(self) -> str:
         """What an error about a limit says about the adapter."""

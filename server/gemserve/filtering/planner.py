@@ -225,16 +225,19 @@ class FilterPlanner:
         """
         return max(SHORT_TURN, self.min_tokens)
 
-    def generated_from(self, params: FilterParams, num_tokens: int, num_protected: int) -> int:
+    def generated_from(
+        self, params: FilterParams, num_tokens: int, num_protected: int, beside: int = 1
+    ) -> int:
         """Number of tokens of a prompt of `num_tokens` that the answer is generated from.
 
-        `num_protected`: how many of them are always read, if the method protects any.
+        `num_protected`: how many of them are always read, if the method protects any. `beside`:
+        tokens of the context that must be left for the answer and an adapter.
         """
         if (looking := self._looking(params)) is not self:
-            return looking.generated_from(params, num_tokens, num_protected)
+            return looking.generated_from(params, num_tokens, num_protected, beside)
         if METHODS[params.method].evictor is not None:
             return num_tokens
-        if self._why_whole(params, num_tokens, num_protected):
+        if self._why_whole(params, num_tokens, num_protected, beside):
             return num_tokens
         return self._kept_count(params, num_tokens, num_protected)
 
@@ -306,7 +309,8 @@ class FilterPlanner:
         self._check_adaptive(params)
         self._check_heads(params)
         num_protected = count_always_read(request.protected, num_tokens)
-        reason = self._why_whole(params, num_tokens, num_protected)
+        beside = request.sampling.max_tokens + request.adapter_positions
+        reason = self._why_whole(params, num_tokens, num_protected, beside)
         if request.prompt_logprobs is not None and not method.keeps_everything:
             reason = "prompt_logprobs"
         budget = self._budget(request, num_protected)
@@ -319,8 +323,7 @@ class FilterPlanner:
         )
         is_open = params.may_read_whole and not request.selects_only
         if reason is None and is_open and method.selector is not None:
-            used = request.sampling.max_tokens + request.adapter_positions
-            plan = plan.having(may_read_whole=num_tokens + used <= self.longest_sequence)
+            plan = plan.having(may_read_whole=num_tokens + beside <= self.longest_sequence)
         if params.return_attention:
             layer = self._layer_of(params)
             plan = plan.having(answer_layer=layer, answer_heads=self._heads_of(params))
@@ -507,23 +510,28 @@ class FilterPlanner:
         )
 
     def most_tokens(
-        self, params: FilterParams, protected: Sequence[ProtectedRange], num_tokens: int
+        self,
+        params: FilterParams,
+        protected: Sequence[ProtectedRange],
+        num_tokens: int,
+        beside: int = 1,
     ) -> int | None:
-        """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows."""
+        """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows.
+
+        `beside`: see `generated_from`.
+        """
+        num_protected = count_always_read(protected, num_tokens)
         if (looking := self._looking(params)) is not self:
-            most = looking.most_tokens(params, protected, num_tokens)
-            num_protected = count_always_read(protected, num_tokens)
-            if most is None or looking._why_whole(params, num_tokens, num_protected) is None:
+            most = looking.most_tokens(params, protected, num_tokens, beside)
+            reason = looking._why_whole(params, num_tokens, num_protected, beside)
+            if most is None or reason is None:
                 return None if most is None else min(most, self.longest_pass)
             return self.longest_pass
         size = self._window_size(params)
-        if (
-            size is not None
-            and self._why_whole(params, num_tokens, count_always_read(protected, num_tokens))
-            is None
-        ):
+        reason = self._why_whole(params, num_tokens, num_protected, beside)
+        if size is not None and reason is None:
             documents = document_ranges(protected, (), num_tokens)
-            if sum(stop - start for start, stop in documents) > size:
+            if self._needs_windows(documents, size, num_tokens):
                 return None
         return self.longest_pass
 
@@ -535,12 +543,12 @@ class FilterPlanner:
         return None if size is None else min(size, self.context_tokens - BESIDE_WINDOW)
 
     def _windows(self, request: Request) -> WindowPlan | None:
-        """The windows of a prompt whose documents do not fit into one."""
+        """The windows of a prompt that cannot be read as one sequence, or should not."""
         size, num_tokens = self._window_size(request.filter), len(request.prompt_ids)
         if size is None:
             return None
         ranges = document_ranges(request.protected, request.question, num_tokens)
-        if sum(stop - start for start, stop in ranges) <= size:
+        if not self._needs_windows(ranges, size, num_tokens):
             return None
         anchor = request.anchor or tuple(request.prompt_ids[:1])
         fixed = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
@@ -550,6 +558,14 @@ class FilterPlanner:
             asked=self._asked(request),
             windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor, fixed),
         )
+
+    def _needs_windows(
+        self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int
+    ) -> bool:
+        """Do the documents not fit into one window, or the whole prompt not into one pass?"""
+        has_documents = any(start < stop for start, stop in documents)
+        is_long = num_tokens > self.longest_pass and has_documents
+        return is_long or sum(stop - start for start, stop in documents) > size
 
     def _asked(self, request: Request) -> tuple[int, ...]:
         """What is read behind each window: the question, and what is watched after it.
@@ -579,9 +595,13 @@ class FilterPlanner:
         return tuple(ids) if has_room else ()
 
     def _why_whole(
-        self, params: FilterParams, num_tokens: int, num_protected: int
+        self, params: FilterParams, num_tokens: int, num_protected: int, beside: int
     ) -> FilterReason | None:
-        """Why a prompt of `num_tokens` is not filtered, or None."""
+        """Why a prompt of `num_tokens` is not filtered, or None.
+
+        `beside`: see `generated_from`. Where a prompt leaves less when it is read whole, a filter
+        may cost more than it spares: without it, the request could not be answered.
+        """
         if METHODS[params.method].keeps_everything:
             return "disabled"
         kept = self._kept_count(params, num_tokens, num_protected)
@@ -591,7 +611,12 @@ class FilterPlanner:
         if params.awaits_calibration:
             return "not_calibrated"
         is_saving = kept < num_tokens and not self._costs_more(params, num_tokens, kept)
-        if is_saving or (kept < num_tokens and self._costs_more(params, num_tokens, of_all)):
+        is_needed = kept < num_tokens and num_tokens + beside > self.longest_sequence
+        if (
+            is_saving
+            or is_needed
+            or (kept < num_tokens and self._costs_more(params, num_tokens, of_all))
+        ):
             return None
         return "mostly_protected"
 

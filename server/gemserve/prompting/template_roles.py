@@ -3,7 +3,8 @@
 Many templates know no role `developer` or `tool`, want the system message first, or want users and
 assistants to take turns. They raise an error at other messages, or leave them out. Then the
 messages are changed, as little as the template demands. A template that shows all messages as they
-were sent gets them unaltered.
+were sent gets them unaltered, but for a `developer` that it does not name: it would write that role
+behind a system prompt of its own, and models know it as little.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gemserve.prompting.tools import Message, Tool
 
 _BETWEEN = "\n\n"
 _MARK = re.compile("\ue000[0-9]{20}\ue001")
+_DEVELOPER = re.compile(r"""(['"])developer\1""")
 Change = Callable[[Sequence[Message]], list[Message]]
 
 
@@ -32,11 +34,14 @@ def fit_roles(
 ) -> Sequence[Message]:
     """The messages as the template accepts them; as they are if nothing makes it accept them.
 
-    If one is changed, every message has `sources`: one `(index, start, end)` for each of `messages`
-    that is in it, with the place where it stands in the content, in characters.
+    If one is changed in more than its role, every message has `sources`: one `(index, start, end)`
+    for each of `messages` that is in it, with the place where it stands in the content, in
+    characters.
     """
     if tokenizer.chat_template is None:
         return messages
+    if any(m["role"] == "developer" for m in messages) and not _names_developer(tokenizer):
+        messages = _developers_as_system(messages)
     marked = [_marked(message) for message in messages]
     marks = {message["content"] for message in _easily_lost(marked)}
 
@@ -82,6 +87,13 @@ def source_places(
             at = max(low, low + first - start)
             found.append((source, at, max(at, min(high, low + end - start))))
     return found
+
+
+def _names_developer(tokenizer: Any) -> bool:
+    """Does the template say anything about that role?"""
+    template = tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template]
+    return any(_DEVELOPER.search(text) for text in texts)
 
 
 def _easily_lost(messages: Sequence[Message]) -> Iterator[Message]:

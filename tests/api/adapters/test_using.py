@@ -200,7 +200,7 @@ async def test_what_a_prefix_takes_is_not_there_for_the_answer(
         reply = await ask(api, prompt=prompt, adapter="p", max_tokens=room)
         assert reply.status_code == 200
         reply = await ask(api, prompt=prompt, adapter="p", max_tokens=room + 1)
-        message = check_error(reply, 400, "max_tokens", "invalid_value")
+        message = check_error(reply, 400, "max_tokens", "context_length_exceeded")
         assert f"{CONTEXT - PREFIX} tokens with adapter 'p' (which takes 7)" in message
         assert f"leaves room for {room} after the {kept} of 500 prompt tokens" in message
         reply = await ask(api, prompt=prompt, max_tokens=room + PREFIX)

@@ -6,19 +6,25 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, Tag
 
 from gemserve.api.replies.citations import CitedDocument
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.chat_form import plain_message
 from gemserve.api.requests.document_reference import DocumentReference
+from gemserve.api.requests.omitted_parts import (
+    OmittedPart,
+    but_not,
+    first_of_last_turn,
+    omitted,
+    or_omitted,
+)
 from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others
 from gemserve.errors import RequestError
 
 _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
 _STORED_ONLY = "is not read: store the text with POST /v1/documents, and send its file_id"
-_SOURCES = dict.fromkeys(("base64", "url", "content"), _STORED_ONLY)
 _OTHER_BLOCKS = "is not served: this server runs no tools, and reads texts and results of tools"
 # Claude Code's first line, for Anthropic's accounts. It differs from conversation to conversation,
 # so no two would begin alike, and the document cache would find nothing of one for another.
@@ -49,6 +55,12 @@ class TextSource(HistoryItem):
     data: Annotated[str, Field(min_length=1)]
 
 
+class OtherSource(OmittedPart):
+    """A document that is not read: a file, an address, or blocks."""
+
+    type: Literal["base64", "url", "content"]
+
+
 class CitationsWish(HistoryItem):
     enabled: bool | None = None
 
@@ -61,8 +73,8 @@ class DocumentBlock(Block):
 
     type: Literal["document"]
     source: Annotated[
-        Annotated[FileSource | TextSource, Field(discriminator="type")],
-        refuse_others(("file", "text"), _SOURCES),
+        Annotated[FileSource | TextSource | OtherSource, Field(discriminator="type")],
+        refuse_others(("file", "text", "base64", "url", "content"), {}),
     ]
     title: str | None = None
     context: str | None = None
@@ -75,7 +87,24 @@ class DocumentBlock(Block):
     @property
     def document_text(self) -> str:
         source = self.source
+        if isinstance(source, OtherSource):
+            return omitted(self.type)
         return source.file_id.text if isinstance(source, FileSource) else source.data
+
+
+class SearchResult(Block):
+    """What a search of the client's found, as text. `citations` has no effect."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Field(fail_fast=True)]
+    citations: CitationsWish | None = None
+
+    @property
+    def text(self) -> str:
+        texts = (block.text for block in self.content)
+        return _BETWEEN_BLOCKS.join(filter(None, (self.title, self.source, *texts)))
 
 
 class ToolUse(Block):
@@ -103,10 +132,19 @@ class ToolReference(Block):
         return f"You can call the tool {self.tool_name}."
 
 
+class OmittedResult(OmittedPart):
+    model_config = ConfigDict(
+        json_schema_extra=but_not("text", "tool_reference", "document", "search_result")
+    )
+
+
 ResultBlock = Annotated[
-    TextBlock | ToolReference,
-    Field(discriminator="type"),
-    refuse_others(("text", "tool_reference"), _REASONS, otherwise=_OTHER_BLOCKS),
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolReference, Tag("tool_reference")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResult, Tag("search_result")]
+    | Annotated[OmittedResult, Tag("omitted")],
+    or_omitted(("text", "tool_reference", "document", "search_result")),
 ]
 
 
@@ -128,15 +166,30 @@ class Thinking(Block):
     data: str | None = None
 
 
+_BLOCKS = (
+    *("text", "document", "search_result", "tool_use", "tool_result", "thinking"),
+    "redacted_thinking",
+)
+
+
+class OmittedBlock(OmittedPart):
+    """A block of another type, such as those of tools that Anthropic's servers run."""
+
+    model_config = ConfigDict(json_schema_extra=but_not(*_BLOCKS))
+
+
 ContentBlock = Annotated[
-    TextBlock | DocumentBlock | ToolUse | ToolResult | Thinking,
-    Field(discriminator="type"),
-    refuse_others(
-        ("text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"),
-        _REASONS,
-        otherwise=_OTHER_BLOCKS,
-    ),
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResult, Tag("search_result")]
+    | Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")]
+    | Annotated[Thinking, Tag("thinking")]
+    | Annotated[Thinking, Tag("redacted_thinking")]
+    | Annotated[OmittedBlock, Tag("omitted")],
+    or_omitted(_BLOCKS),
 ]
+TextLike = TextBlock | DocumentBlock | SearchResult | ToolReference | OmittedPart
 
 
 class ConversationMessage(HistoryItem):
@@ -154,8 +207,9 @@ def chat_messages(
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     instructions = _BETWEEN_BLOCKS.join(filter(None, map(_without_attribution, texts)))
     messages = [plain_message("system", instructions)] if instructions else []
+    last = first_of_last_turn([message.role for message in said])
     for index, message in enumerate(said):
-        messages += _of_message(message, f"messages.{index}")
+        messages += _of_message(message, f"messages.{index}", is_last=index >= last)
     if said[-1].role == "assistant":
         field = f"messages.{len(said) - 1}"
         raise RequestError(
@@ -179,6 +233,8 @@ def cited_documents(said: Sequence[ConversationMessage]) -> list[CitedDocument]:
     for index, block in enumerate(blocks):
         if block.citations is None or not block.citations.enabled:
             continue
+        if isinstance(block.source, OtherSource):
+            continue
         stored = block.source.file_id if isinstance(block.source, FileSource) else None
         cited.append(
             CitedDocument(
@@ -195,21 +251,23 @@ def _without_attribution(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
-def text_of(content: str | Sequence[TextBlock | DocumentBlock | ToolReference] | None) -> str:
+def text_of(content: str | Sequence[TextLike] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return _BETWEEN_BLOCKS.join(block.text for block in content)
 
 
-def _of_message(message: ConversationMessage, field: str) -> Iterator[Message]:
+def _of_message(message: ConversationMessage, field: str, *, is_last: bool) -> Iterator[Message]:
     if isinstance(message.content, str):
         yield plain_message(message.role, message.content)
         return
-    texts: list[TextBlock | DocumentBlock] = []
+    texts: list[TextLike] = []
     calls: list[ToolCall] = []
     for index, block in enumerate(message.content):
         _check_role(block, message.role, f"{field}.content.{index}")
-        if isinstance(block, (TextBlock, DocumentBlock)):
+        if is_last and message.role == "user":
+            _check_read(block, f"{field}.content.{index}")
+        if isinstance(block, (TextBlock, DocumentBlock, SearchResult, OmittedPart)):
             texts.append(block)
         elif isinstance(block, ToolUse):
             calls.append(_call(block))
@@ -224,7 +282,17 @@ def _of_message(message: ConversationMessage, field: str) -> Iterator[Message]:
         yield said
 
 
-def _check_role(block: Block, role: str, field: str) -> None:
+def _check_read(block: Block | OmittedPart, field: str) -> None:
+    """Raise `RequestError` for what a user has sent last, and is not read."""
+    if isinstance(block, OmittedPart):
+        kind = block.type
+        raise RequestError(f"{field}: {kind} {_REASONS.get(kind, _OTHER_BLOCKS)}", param=field)
+    if isinstance(block, DocumentBlock) and isinstance(block.source, OtherSource):
+        field = f"{field}.source"
+        raise RequestError(f"{field}: {block.source.type} {_STORED_ONLY}", param=field)
+
+
+def _check_role(block: Block | OmittedPart, role: str, field: str) -> None:
     roles: tuple[tuple[type[Block], str], ...] = (
         (ToolUse, "assistant"),
         (ToolResult, "user"),

@@ -27,12 +27,13 @@ from gemserve.api.requests.base_bodies import (
     Body,
     FilterBody,
     FilteringBody,
+    TopP,
 )
-from gemserve.api.requests.chat_body import MAX_TOOLS
 from gemserve.api.requests.chat_form import ChatForm, as_chat
-from gemserve.api.requests.integers import Count, Natural
+from gemserve.api.requests.integers import Count, TopK
 from gemserve.errors import RequestError
 
+_MAX_TOOLS = 1024
 _FORMAT = "output_config.format"
 _NAMES = {
     r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
@@ -60,7 +61,7 @@ class CountedBody(FilteringBody, FieldsWithoutEffect):
     can_cite = True
     messages: Annotated[list[ConversationMessage], Field(min_length=1, fail_fast=True)]
     system: Texts | None = None
-    tools: Annotated[list[ServedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ServedTool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the older name of output_config.format
@@ -110,8 +111,8 @@ class AnthropicBody(CountedBody):
     stream: bool | None = None
     stream_options: MessageStreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Natural | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
 
     @cached_property
     def cited_documents(self) -> list[CitedDocument]:

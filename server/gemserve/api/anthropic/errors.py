@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.error_forms import ErrorForm, Headers
+from gemserve.api.error_forms import ErrorForm, ExceededContext, Headers
 
 AnthropicErrorKind = Literal[
     "invalid_request_error",
@@ -67,24 +66,27 @@ class AnthropicErrors(ErrorForm):
     def content(
         self, error: Mapping[str, Any], status: int, headers: Mapping[str, str]
     ) -> AnthropicError:
-        is_too_long = error.get("code") == "context_length_exceeded"
+        exceeded = ExceededContext.find(error)
         return anthropic_error(
-            _too_long(error["message"]) if is_too_long else error["message"],
+            error["message"] if exceeded is None else _too_long(exceeded),
             status=status,
             request_id=headers.get("request-id", ""),
             is_overloaded=error.get("type") == "overloaded_error",
         )
 
 
-def _too_long(message: str) -> str:
-    """What `PromptTooLong` says, in the words by which clients know it.
+def _too_long(exceeded: ExceededContext) -> str:
+    """The words by which Anthropic's clients know that they must shorten a conversation.
 
     Claude Code takes both counts from there, and summarizes a conversation that is shorter by as
     much.
     """
-    counted = re.search(r"is (\d+) tokens(.*)\. However, .* (\d+) input tokens\.(.*)", message)
-    if counted is None:
-        return f"prompt is too long: {message}"
-    context, note, tokens, leaves_one = counted.groups()
-    limit = int(context) - bool(leaves_one)
-    return f"prompt is too long: {tokens} tokens > {limit} maximum{note}"
+    prompt, answer = exceeded.prompt, exceeded.answer
+    if answer is None:
+        words = f"prompt is too long: {prompt} tokens > {exceeded.longest} maximum{exceeded.note}"
+    else:
+        words = (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > "
+            f"{exceeded.context}, decrease input length or `max_tokens` and try again"
+        )
+    return f"{words}. {exceeded.detail}" if exceeded.detail else words

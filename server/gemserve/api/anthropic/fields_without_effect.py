@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gemserve.api.requests.base_bodies import Body, TextOr
+from gemserve.api.requests.base_bodies import FEW, Body, TextOr
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.served_types import HistoryItem, refuse_others
 
@@ -84,7 +84,7 @@ class FieldsWithoutEffect(Body):
     thinking: ThinkingOptions | None = None
     cache_control: _Ignored | None = None
     context_management: ContextManagement | None = None
-    betas: list[str] | None = None
+    betas: Annotated[list[str], FEW] | None = None
     container: TextOr[Container] | None = None
     mcp_servers: Annotated[_NoItems, _empty_because("this server calls no MCP servers")] | None = (
         None
@@ -92,7 +92,7 @@ class FieldsWithoutEffect(Body):
     inference_geo: str | None = None
     speed: Literal["standard", "fast"] | None = None
     diagnostics: _Ignored | None = None
-    fallbacks: list[_Ignored] | Literal["default"] | None = None
+    fallbacks: Annotated[list[_Ignored], FEW] | Literal["default"] | None = None
     fallback_credit_token: str | _Ignored | None = None
     billing_policy: _Ignored | None = None
     compaction: Annotated[None, _null_because("this server does not summarize conversations")] = (

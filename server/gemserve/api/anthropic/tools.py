@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gemserve.api.anthropic.fields_without_effect import TaskBudget
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import Body, JsonSchema, ResponseFormat
+from gemserve.api.requests.base_bodies import FEW, Body, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import Function, NamedFunction, NamedTool, Tool
 from gemserve.api.requests.served_types import HistoryItem, refuse_others
 
@@ -22,8 +22,8 @@ class CustomTool(HistoryItem):
     input_schema: Annotated[dict[str, Any], Field(json_schema_extra=field_schemas.OBJECT)]
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    input_examples: list[dict[str, Any]] | None = None
-    allowed_callers: list[str] | None = None
+    input_examples: Annotated[list[dict[str, Any]], FEW] | None = None
+    allowed_callers: Annotated[list[str], FEW] | None = None
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from gemserve.api.ollama.messages import NoImages, OllamaMessage
+from gemserve.api.ollama.messages import NoImages, OllamaMessage, chat_messages
 from gemserve.api.ollama.options import NAMES, Options
 from gemserve.api.requests.base_bodies import Body, FilteringBody, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import MAX_TOOLS, Tool
@@ -63,8 +63,8 @@ class OllamaChatBody(AnsweredBody):
 
     @cached_property
     def form(self) -> ChatForm:
-        """The chat that means the same."""
-        return self._form({}, messages=[message.chat for message in self.messages])
+        """The chat that means the same. Raises `RequestError`."""
+        return self._form({}, messages=chat_messages(self.messages))
 
 
 class GenerateBody(AnsweredBody):

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.error_forms import ErrorForm
+from gemserve.api.error_forms import ErrorForm, ExceededContext
 
 
 class OllamaError(TypedDict):
@@ -20,4 +20,16 @@ class OllamaErrors(ErrorForm):
     def content(
         self, error: Mapping[str, Any], status: int, headers: Mapping[str, str]
     ) -> OllamaError:
-        return {"error": error["message"]}
+        exceeded = ExceededContext.find(error)
+        return {"error": error["message"] if exceeded is None else _too_long(exceeded, error)}
+
+
+def _too_long(exceeded: ExceededContext, error: Mapping[str, Any]) -> str:
+    """The words by which Ollama's clients know that they must shorten a conversation."""
+    wanted = exceeded.prompt + (exceeded.context - exceeded.longest)
+    if exceeded.answer is not None:
+        wanted = exceeded.prompt + exceeded.answer
+    return (
+        f"prompt too long; exceeded max context length by {wanted - exceeded.context} tokens. "
+        f"{error['message']}"
+    )

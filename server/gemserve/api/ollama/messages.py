@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.integers import Natural
-from gemserve.api.requests.served_types import HistoryItem
+from gemserve.api.requests.omitted_parts import first_of_last_turn, omitted
+from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem
+from gemserve.errors import RequestError
 
 NoImages = Annotated[
     list[Any], Field(max_length=0, description="Images are refused: models read text only.")
 ]
+
+
+Images = Annotated[list[Any], Field(description="Images are not read: models read text only.")]
 
 
 class OllamaFunction(HistoryItem):
@@ -41,11 +47,14 @@ class OllamaCall(HistoryItem):
 
 
 class OllamaMessage(HistoryItem):
-    """`thinking` is left out of the prompt. `tool_name` has no effect."""
+    """`thinking` is left out of the prompt. `tool_name` has no effect.
+
+    Of the images of earlier messages the prompt says that they are omitted.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
-    images: NoImages | None = None
+    images: Images | None = None
     thinking: str | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = None
@@ -53,10 +62,21 @@ class OllamaMessage(HistoryItem):
 
     @property
     def chat(self) -> Message:
+        lines = [omitted("image")] * len(self.images or ())
         calls = [call.chat(place) for place, call in enumerate(self.tool_calls or ())]
         return Message.model_construct(
             role=self.role,
-            content=self.content or "",
+            content="\n".join(filter(None, [self.content, *lines])),
             tool_calls=calls or None,
             tool_call_id=self.tool_call_id,
         )
+
+
+def chat_messages(said: Sequence[OllamaMessage]) -> list[Message]:
+    """The messages as those of a chat. Raises `RequestError` for images that were sent last."""
+    first = first_of_last_turn([message.role for message in said])
+    for index, message in enumerate(said[first:], first):
+        if message.images and message.role == "user":
+            field = f"messages.{index}.images"
+            raise RequestError(f"{field}={len(message.images)} images: {TEXT_ONLY}", param=field)
+    return [message.chat for message in said]

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body
-from gemserve.api.requests.integers import INTEGRAL, Count, Integer, Natural, Seed
+from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body, TopP
+from gemserve.api.requests.integers import INTEGRAL, Count, Integer, Natural, Seed, TopK
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PENALTIES = {
@@ -32,8 +32,8 @@ class Options(Body):
 
     num_predict: Count | Annotated[Literal[-1, -2], INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Natural | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
     stop: (

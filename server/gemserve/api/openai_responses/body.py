@@ -21,7 +21,7 @@ from gemserve.api.openai_responses.tools import (
     ToolChoice,
     Tools,
 )
-from gemserve.api.requests.base_bodies import Body, FilteringBody, NumTop, SamplingBody, TextOr
+from gemserve.api.requests.base_bodies import FEW, Body, FilteringBody, NumTop, SamplingBody, TextOr
 from gemserve.api.requests.chat_body import Message
 from gemserve.api.requests.chat_fields_without_effect import Moderation
 from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
@@ -71,7 +71,7 @@ class InputBody(FilteringBody):
     truncation: Literal["disabled", "auto"] | None = None
     reasoning: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
+    context_management: Annotated[list[dict[str, Any]], FEW] | None = None
     previous_response_id: None = None
     conversation: None = None
 
@@ -123,7 +123,7 @@ class CountedInputBody(InputBody):
 
 class OpenAIResponsesBody(InputBody, SamplingBody):
     max_output_tokens: Count | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], FEW] | None = None
     top_logprobs: NumTop | None = None
     # what follows has no effect, or must be what it says
     max_tool_calls: Natural | None = None  # of hosted tools: there are none

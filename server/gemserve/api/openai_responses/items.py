@@ -6,19 +6,30 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic.config import JsonDict
 
 from gemserve.api.openai_responses.called_tools import flat_name, flattened
 from gemserve.api.openai_responses.tools import SEARCH_NAME, ServedTool, Tools
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.document_reference import DocumentReference
-from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, by_type, refuse_others
+from gemserve.api.requests.omitted_parts import (
+    OmittedPart,
+    but_not,
+    first_of_last_turn,
+    or_omitted,
+)
+from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others, type_of
+from gemserve.errors import RequestError
 
 Status = Literal["in_progress", "completed", "incomplete"]
-_MEDIA = dict.fromkeys(("input_image", "input_file", "input_audio"), TEXT_ONLY)
 _REASONS = {"item_reference": "is not served: nothing is stored, so send the item itself"}
 _OTHER_ITEMS = "is not served: this server runs no tools, it only asks for calls of functions"
+# the items of hosted tools, and of those that OpenAI's models know without a description
+_HOSTED_ITEM = (
+    r"[a-z0-9_]+_(call|call_output|list_tools|approval_request|approval_response)|compaction"
+)
 
 
 class InputText(HistoryItem):
@@ -53,13 +64,49 @@ class InputFile(HistoryItem):
         return self.file_id.text
 
 
-TextPart = Annotated[InputText, refuse_others(("input_text", "output_text"), _MEDIA)]
+_SENT_FILE = ("file_data", "file_url")
+
+
+def _sent_as(name: str) -> JsonDict:
+    """The schema of a file whose content, or address, is in the field `name`."""
+    fields: JsonDict = {"type": {"const": "input_file"}, name: {"type": "string"}}
+    return {"properties": fields, "required": [name]}
+
+
+class OmittedInput(OmittedPart):
+    """A part of another type, or a file that is not stored here."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                but_not("input_text", "output_text", "refusal", "input_file"),
+                *map(_sent_as, _SENT_FILE),
+            ]
+        }
+    )
+
+
+def _kind_of(part: object) -> str:
+    """The tag of a part. A file that is not stored here is not read."""
+    kind = type_of(part, "input_text")
+    if kind == "input_file":
+        is_stored = isinstance(part, InputFile) or (
+            isinstance(part, dict)
+            and not any(isinstance(part.get(name), str) for name in _SENT_FILE)
+        )
+        return "input_file" if is_stored else "omitted"
+    kind = "input_text" if kind == "output_text" or not isinstance(kind, str) else kind
+    return kind if kind in ("input_text", "refusal") else "omitted"
+
+
+AnyPart = InputText | InputRefusal | InputFile | OmittedInput
 MessagePart = Annotated[
-    InputText | InputRefusal | InputFile,
-    Field(discriminator="type"),
-    refuse_others(("input_text", "output_text", "refusal", "input_file"), _MEDIA),
+    Annotated[InputText, Tag("input_text")]
+    | Annotated[InputRefusal, Tag("refusal")]
+    | Annotated[InputFile, Tag("input_file")]
+    | Annotated[OmittedInput, Tag("omitted")],
+    Discriminator(_kind_of),
 ]
-Parts = Sequence[InputText] | Sequence[InputText | InputRefusal | InputFile]
 
 
 class InputMessage(HistoryItem):
@@ -107,7 +154,7 @@ class CallOutput(CallItem):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: TextOr[Annotated[list[TextPart], Field(fail_fast=True)]]
+    output: TextOr[Annotated[list[MessagePart], Field(fail_fast=True)]]
     name: str | None = None
     namespace: str | None = None
 
@@ -150,6 +197,20 @@ class Reasoning(HistoryItem):
     status: Status | None = None
 
 
+_ITEMS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call"),
+    *("custom_tool_call_output", "tool_search_call", "tool_search_output", "additional_tools"),
+    "reasoning",
+)
+
+
+class HostedItem(OmittedPart):
+    """A call of a tool that another server has run, or what it gave."""
+
+    model_config = ConfigDict(json_schema_extra=but_not(*_ITEMS))
+    type: Annotated[str, Field(pattern=f"^({_HOSTED_ITEM})$")]
+
+
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
@@ -159,29 +220,16 @@ Item = Annotated[
     | Annotated[ToolSearchCall, Tag("tool_search_call")]
     | Annotated[ToolSearchOutput, Tag("tool_search_output")]
     | Annotated[AdditionalTools, Tag("additional_tools")]
-    | Annotated[Reasoning, Tag("reasoning")],
-    by_type("message"),
-    refuse_others(
-        (
-            "message",
-            "function_call",
-            "function_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
-            "tool_search_call",
-            "tool_search_output",
-            "additional_tools",
-            "reasoning",
-        ),
-        _REASONS,
-        default="message",
-        otherwise=_OTHER_ITEMS,
-    ),
+    | Annotated[Reasoning, Tag("reasoning")]
+    | Annotated[HostedItem, Tag("omitted")],
+    or_omitted(_ITEMS),
+    refuse_others(_ITEMS, _REASONS, default="message", otherwise=_OTHER_ITEMS, also=_HOSTED_ITEM),
 ]
 
 
 def chat_messages(items: Sequence[Item]) -> list[Message]:
     """The items as messages of a chat. A call belongs to the assistant's message before it."""
+    _check_last_turn(items)
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
@@ -191,6 +239,8 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message.model_construct(role="assistant", content=""))
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), chat_call(item)]
+        elif isinstance(item, HostedItem):
+            messages.append(Message.model_construct(role="assistant", content=item.text))
         elif isinstance(item, CallOutput):
             messages.append(_result(item.call_id, _text_of(item.output)))
         elif isinstance(item, ToolSearchOutput):
@@ -198,6 +248,30 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
             text = f"You can call {', '.join(names)}." if names else "No tool was found."
             messages.append(_result(item.call_id or "", text))
     return messages
+
+
+def _check_last_turn(items: Sequence[Item]) -> None:
+    """Raise `RequestError` for a part that the user has sent last, and that is not read."""
+    roles = [item.role if isinstance(item, InputMessage) else "tool" for item in items]
+    first = first_of_last_turn(roles)
+    for index, item in enumerate(items[first:], first):
+        if not isinstance(item, InputMessage) or item.role != "user":
+            continue
+        parts = () if isinstance(item.content, str) else item.content
+        for place, part in enumerate(parts):
+            if isinstance(part, OmittedPart):
+                raise _not_read(part.type, f"input.{index}.content.{place}")
+
+
+def _not_read(kind: str, field: str) -> RequestError:
+    """The error for a part of this type at `field`."""
+    if kind == "input_file":
+        field = f"{field}.file_id"
+        return RequestError(
+            f"{field}: required: store the file with POST /v1/documents and name its id",
+            param=field,
+        )
+    return RequestError(f"{field}: {kind} {TEXT_ONLY}", param=field)
 
 
 def further_tools(items: Sequence[Item]) -> Iterator[tuple[str, Sequence[ServedTool]]]:
@@ -226,7 +300,11 @@ def _result(call_id: str, text: str) -> Message:
     return Message.model_construct(role="tool", content=text, tool_call_id=call_id)
 
 
-def _text_of(content: str | Parts) -> str:
+def _text_of(content: str | Sequence[AnyPart]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content)
+    return "\n".join(part.text for part in content if not _is_thought(part))
+
+
+def _is_thought(part: AnyPart) -> bool:
+    return isinstance(part, OmittedPart) and part.is_thought

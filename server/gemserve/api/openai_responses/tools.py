@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import Body, JsonSchema, ResponseFormat
+from gemserve.api.requests.base_bodies import FEW, Body, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import MAX_TOOLS, Function
 from gemserve.api.requests.served_types import HistoryItem, by_type, refuse_others, type_of
 
@@ -50,7 +50,7 @@ class CallableTool(HistoryItem):
     """A tool that the client runs. These fields have no effect: every tool is in the prompt."""
 
     defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
+    allowed_callers: Annotated[list[str], FEW] | None = None
 
 
 class FunctionTool(CallableTool):

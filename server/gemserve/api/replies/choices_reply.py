@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic
 
@@ -28,10 +28,15 @@ from gemserve.api.replies.server_sent_events import (
     data_event,
     event_stream_with,
 )
-from gemserve.api.replies.token_counts import answer_headers, filter_object, usage_object
+from gemserve.api.replies.token_counts import (
+    MAX_TOKENS_HEADER,
+    answer_headers,
+    filter_object,
+    usage_object,
+)
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
-from gemserve.types import Filtered, FilterReport, Finished, PromptScored, TextDelta
+from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored, TextDelta
 
 
 async def choices_reply(
@@ -59,6 +64,7 @@ async def choices_reply(
             for index, stream in enumerate(reader.streams)
         ],
         n=requests.n,
+        echoes_alone=requests.echoes_alone,
     )
     if not body.stream:
         return await reply.whole()
@@ -77,20 +83,21 @@ async def choices_reply(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChoicesReply(Generic[ChoiceT, PartT]):
-    """A reply with `n` choices for each prompt."""
+    """A reply with `n` choices for each prompt. `echoes_alone`: without their answers."""
 
     reader: EventReader
     format: ChoiceFormat[ChoiceT, PartT]
     head: ReplyHead
     choices: Sequence[Choice]
     n: int
+    echoes_alone: bool = False
 
     async def whole(self) -> Response:
         """All choices, or the error of the first one that fails, which ends the others."""
         finished: dict[int, ChoiceT] = {}
         async with aclosing(self.reader.events()) as arrivals:
-            async for index, event in arrivals:
-                choice = self.choices[index]
+            async for index, arrived in arrivals:
+                choice, event = self.choices[index], self._shown(arrived)
                 choice.add(event)
                 if isinstance(event, Finished):
                     if is_failure(event):
@@ -161,7 +168,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                     elif (extras := progress.next()) is not None:
                         yield data_event(self.format.chunk(self.head, [], extras, {}))
                     continue
-                choice, event = self.choices[arrival[0]], arrival[1]
+                choice, event = self.choices[arrival[0]], self._shown(arrival[1])
                 choice.add(event)
                 if isinstance(event, Filtered):
                     yield await build(partial(first_chunk, choice, event.report), choice.num_scored)
@@ -183,12 +190,23 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             yield data_event(self.format.chunk(self.head, [], {"usage": self._usage()}, {}))
         yield DONE
 
+    def _shown(self, event: Event) -> Event:
+        """The event as the reply tells it."""
+        if not self.echoes_alone:
+            return event
+        if isinstance(event, TextDelta):
+            return replace(event, text="", token_ids=(), logprobs=())
+        if isinstance(event, Finished) and not is_failure(event):
+            return Finished(reason="length", completion_tokens=0)
+        return event
+
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known of every prompt."""
         reports = self._reports()
         if len(reports) * self.n < len(self.choices):
             return {}
-        return answer_headers(reports, [stream.request for stream in self.reader.streams])
+        headers = answer_headers(reports, [stream.request for stream in self.reader.streams])
+        return {**headers, MAX_TOKENS_HEADER: "0"} if self.echoes_alone else headers
 
     def _num_scored(self) -> int:
         return sum(choice.num_scored for choice in self.choices)

@@ -30,6 +30,7 @@ from gemserve.api.requests.integers import (
     Natural,
     Seed,
     TokenId,
+    TopK,
 )
 from gemserve.filtering.methods import SERVED_METHODS
 from gemserve.library.asking import Answerable
@@ -62,6 +63,7 @@ MOST_MARKS = Field(max_length=64, fail_fast=True)  # each is looked for in the w
 Mark = Annotated[str, Field(min_length=1, max_length=1000)]
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL]
+TopP = Annotated[float, Field(ge=0, le=1, description="0: the likeliest token alone.")]
 ServedMethod = Annotated[
     str, GetPydanticSchema(lambda *_: core_schema.literal_schema([*SERVED_METHODS]))
 ]
@@ -71,6 +73,7 @@ MaxSeconds = Annotated[
 ]
 NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
+FEW = Field(max_length=128, fail_fast=True)  # of a list that is only checked
 T = TypeVar("T")
 # A value that is no text is checked as T only, so that errors do not mention texts.
 TextOr = Annotated[
@@ -302,8 +305,8 @@ class SamplingBody(FilteringBody):
 
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Natural | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
+    AfterValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
@@ -21,7 +23,9 @@ from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEf
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.api.requests.integers import Count, Natural
+from gemserve.api.requests.omitted_parts import OmittedPart, but_not, first_of_last_turn
 from gemserve.api.requests.template_variables import TemplateVariables
+from gemserve.errors import RequestError, shown
 
 MAX_TOOLS = 128
 _OTHER_PARTS = {
@@ -32,6 +36,10 @@ _OTHER_PARTS = {
     "audio_url": "audio",
     "video_url": "a video",
 }
+_STORE_IT = (
+    "is a file; this server's model takes text only: store it with POST /v1/documents and name its "
+    "file_id"
+)
 # a mark for other vendors' caches, which this server does without
 CacheMark = Annotated[dict[str, Any], Field(description="Without effect.")] | None
 
@@ -74,54 +82,71 @@ class FilePart(Body):
         return self.file.file_id.text
 
 
-def _check_kind(part: object) -> object:
-    kind = part.get("type") if isinstance(part, dict) else None
-    file = part.get("file") if isinstance(part, dict) and kind == "file" else None
-    if isinstance(file, dict) and "file_data" in file:
-        raise ValueError(
-            "is a file; this server's model takes text only: store it with POST /v1/documents and "
-            "name its file_id"
-        )
-    if isinstance(kind, str) and kind in _OTHER_PARTS:
-        raise ValueError(f"is {_OTHER_PARTS[kind]}; this server's model takes text only")
-    return part
+class OmittedChatPart(OmittedPart):
+    """A part of another type, or a file that is not stored here."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                but_not("text", "refusal", "file"),
+                {
+                    "properties": {
+                        "type": {"const": "file"},
+                        "file": {"type": "object", "required": ["file_data"]},
+                    },
+                    "required": ["file"],
+                },
+            ]
+        }
+    )
 
 
 def _kind_of(part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return {"refusal": "a refusal", "file": "a file"}.get(str(kind), "a text")
+    file = part.get("file") if isinstance(part, dict) else None
+    if kind == "file" and not (isinstance(file, dict) and "file_data" in file):
+        return "a file" if isinstance(part, dict | FilePart) else "another"
+    if not isinstance(kind, str) or kind == "text":
+        return "a text"
+    return "a refusal" if kind == "refusal" else "another"
 
 
 Part = Annotated[
     Annotated[TextPart, Tag("a text")]
     | Annotated[RefusalPart, Tag("a refusal")]
-    | Annotated[FilePart, Tag("a file")],
+    | Annotated[FilePart, Tag("a file")]
+    | Annotated[OmittedChatPart, Tag("another")],
     Discriminator(_kind_of),
-    BeforeValidator(_check_kind),
 ]
 Parts = Annotated[list[Part], Field(fail_fast=True)]
+AnyPart = TextPart | RefusalPart | FilePart | OmittedChatPart
 
 
 class CalledFunction(Body):
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
 
 
 class ToolCall(Body):
+    """What follows `function` has no effect."""
+
     id: str
-    type: Literal["function"]
+    type: Literal["function"] | None = "function"
     function: CalledFunction
-    index: Natural | None = None  # of a stream's delta; it has no effect
+    index: Natural | None = None  # of a stream's delta
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
+    extra_content: dict[str, Any] | None = None  # Gemini's
 
     @property
     def plain(self) -> dict[str, Any]:
         """The call in the form of chat templates: its arguments are parsed, if they can be."""
-        try:
-            arguments = from_json(self.function.arguments)
-        except ValueError:  # cut off, or made up
-            arguments = self.function.arguments
+        arguments: Any = self.function.arguments
+        if isinstance(arguments, str):
+            with suppress(ValueError):  # cut off, or made up
+                arguments = from_json(arguments)
         function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": self.type, "function": function}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class Message(Body):
@@ -141,6 +166,9 @@ class Message(Body):
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[Any] | None = None  # OpenRouter's
+    thinking_blocks: list[Any] | None = None  # LiteLLM's
+    extra_content: dict[str, Any] | None = None  # Gemini's
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
     audio: None = None
     function_call: None = None
@@ -158,8 +186,8 @@ class Message(Body):
     @field_validator("content")
     @classmethod
     def _check_content(
-        cls, value: str | list[TextPart | RefusalPart | FilePart] | None, info: ValidationInfo
-    ) -> str | list[TextPart | RefusalPart | FilePart] | None:
+        cls, value: str | list[AnyPart] | None, info: ValidationInfo
+    ) -> str | list[AnyPart] | None:
         if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return value
@@ -170,7 +198,7 @@ class Message(Body):
             return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content)
+        return "\n".join(part.text for part in self.content if not _is_thought(part))
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -181,6 +209,38 @@ class Message(Body):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
+
+
+def _is_thought(part: AnyPart) -> bool:
+    return isinstance(part, OmittedPart) and part.is_thought
+
+
+def _check_last_turn(messages: list[Message]) -> list[Message]:
+    """Raise `RequestError` for a part that the user has sent last, and that is not read."""
+    first = first_of_last_turn([message.role for message in messages])
+    for index, message in enumerate(messages[first:], first):
+        parts = message.content if isinstance(message.content, list) else ()
+        for place, part in enumerate(parts):
+            if isinstance(part, OmittedPart) and message.role == "user":
+                raise _not_read(part.type, f"messages.{index}.content.{place}")
+    return messages
+
+
+def _not_read(kind: str, path: str) -> RequestError:
+    """The error for a part of this type at `path`."""
+    if kind == "file":
+        return RequestError(f"{path}: {_STORE_IT}", param=path)
+    if kind in _OTHER_PARTS:
+        reason = f"is {_OTHER_PARTS[kind]}; this server's model takes text only"
+        return RequestError(f"{path}: {reason}", param=path)
+    return RequestError(
+        f"{path}.type={shown(kind)}: must be one of text, file", param=f"{path}.type"
+    )
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, fail_fast=True), AfterValidator(_check_last_turn)
+]
 
 
 class Function(Body):
@@ -217,14 +277,46 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class ToolSelection(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(Body):
+    """Of all tools, those that this answer may call. Only they are in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSelection
+
+    def of(self, tools: list[Tool]) -> list[Tool]:
+        """The tools that are allowed. Raises `RequestError` for one that is none of `tools`."""
+        known = {tool.function.name for tool in tools}
+        for index, named in enumerate(self.allowed_tools.tools):
+            if named.function.name not in known:
+                field = f"tool_choice.allowed_tools.tools.{index}.function.name"
+                raise RequestError(
+                    f"{field}={shown(named.function.name)}: not one of the tools", param=field
+                )
+        allowed = {named.function.name for named in self.allowed_tools.tools}
+        return [tool for tool in tools if tool.function.name in allowed]
+
+
 class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
     can_cite = True
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+
+    @model_validator(mode="after")
+    def _only_allowed(self) -> Self:
+        """Leave the tools that may be called, and the choice among them."""
+        if isinstance(self.tool_choice, AllowedTools):
+            self.tools = self.tool_choice.of(self.tools or [])
+            self.tool_choice = self.tool_choice.allowed_tools.mode
+        return self

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gemserve.api.requests.base_bodies import Body, TextOr
+from gemserve.api.requests.base_bodies import FEW, Body, TextOr
 
 
 class PredictedText(Body):
@@ -45,7 +45,7 @@ class ChatFieldsWithoutEffect(Body):
         None
     )
     verbosity: Literal["low", "medium", "high"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], FEW] | None = None
     prediction: Prediction | None = None
     moderation: Moderation | None = None
     audio: None = None

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import ChatBody, Message
-from gemserve.errors import RequestError
+from gemserve.errors import ContextExceeded, RequestError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -55,7 +55,11 @@ def fields_renamed(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except RequestError as error:
         old = error.param
-        if old is not None:
+        if old is not None and isinstance(error, ContextExceeded):
+            error.param, error.place = _rename(old, names), _rename(error.place, names)
+            if error.detail.startswith(old):
+                error.detail = error.param + error.detail.removeprefix(old)
+        elif old is not None:
             error.param = _rename(old, names)
             message = str(error)
             if message.startswith(old):

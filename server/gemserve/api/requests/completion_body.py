@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gemserve.api.documents.finder import check_chars
 from gemserve.api.documents.store import Document
@@ -12,7 +12,7 @@ from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import MAX_CHOICES, NumChoices, NumTop
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.guided_body import GuidedBody
-from gemserve.api.requests.integers import Count, TokenIds
+from gemserve.api.requests.integers import Natural, TokenIds
 from gemserve.errors import RequestError, shown
 
 PromptField = Annotated[str | TokenIds, WithJsonSchema({"anyOf": field_schemas.PROMPTS})]
@@ -38,11 +38,23 @@ class CompletionBody(GuidedBody):
     )
     prompt: PromptsField
     document: DocumentReference | None = None
-    max_tokens: Count | None = None
     echo: bool | None = None
+    max_tokens: Annotated[Natural | None, Field(description="0: only with echo.")] = None
     best_of: NumChoices | None = None
     logprobs: NumTop | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _check_max_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value == 0 and not info.data.get("echo"):
+            raise ValueError("must be at least 1; 0 only with echo, for the prompt alone")
+        return value
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Is the reply the prompt, without an answer?"""
+        return self.max_tokens == 0
 
 
 def prompt_list(body: CompletionBody) -> list[PlainPrompt]:

@@ -20,13 +20,15 @@ class EngineRequests:
     """`n` requests for each prompt; those of one prompt are next to each other.
 
     `echoes`: the text that each prompt's choices begin with. It is empty if they begin with none.
-    `returns_ids`: the reply has the token ids of prompts and answers.
+    `returns_ids`: the reply has the token ids of prompts and answers. `echoes_alone`: the one token
+    of each answer is not shown.
     """
 
     requests: tuple[Request, ...]
     n: int = 1
     echoes: tuple[str, ...] = ()
     returns_ids: bool = False
+    echoes_alone: bool = False
 
     @property
     def num_scores(self) -> int:
@@ -53,6 +55,7 @@ def repeat_for_choices(
     echoes: Sequence[str] = (),
     *,
     returns_ids: bool = False,
+    echoes_alone: bool = False,
 ) -> EngineRequests:
     """`n` choices of each request, each with its own id and seed, and planned.
 
@@ -65,14 +68,25 @@ def repeat_for_choices(
     _check_scores(requests, n)
     if len(requests) * n == 1:
         planned = planner.planned_choices(requests)
-        return EngineRequests(requests=planned, echoes=tuple(echoes), returns_ids=returns_ids)
+        return EngineRequests(
+            requests=planned,
+            echoes=tuple(echoes),
+            returns_ids=returns_ids,
+            echoes_alone=echoes_alone,
+        )
     choices = [_with_seed(request, place) for request in requests for place in range(n)]
     with_ids = [
         replace(request, request_id=f"{request.request_id}-{index}")
         for index, request in enumerate(choices)
     ]
     planned = planner.planned_choices(with_ids)
-    return EngineRequests(requests=planned, n=n, echoes=tuple(echoes), returns_ids=returns_ids)
+    return EngineRequests(
+        requests=planned,
+        n=n,
+        echoes=tuple(echoes),
+        returns_ids=returns_ids,
+        echoes_alone=echoes_alone,
+    )
 
 
 def _count_scores(requests: Sequence[Request]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from gemserve.api.requests import field_schemas
 
@@ -23,6 +23,12 @@ def _to_integers(value: object) -> object:
 INTEGRAL = BeforeValidator(_to_integer)
 INTEGRAL_ITEMS = BeforeValidator(_to_integers)
 Natural = Annotated[int, Field(ge=0, le=field_schemas.MAX_INTEGER), INTEGRAL]
+TopK = Annotated[
+    int,
+    Field(ge=-1, le=field_schemas.MAX_INTEGER, description="0 and -1: off."),
+    INTEGRAL,
+    AfterValidator(lambda count: max(0, count)),
+]
 Count = Annotated[int, Field(ge=1, le=field_schemas.MAX_INTEGER), INTEGRAL]
 Integer = Annotated[
     int, Field(ge=-field_schemas.MAX_INTEGER, le=field_schemas.MAX_INTEGER), INTEGRAL

@@ -32,6 +32,11 @@ MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
 MAX_DOCUMENTS = 1000  # that are ranked for one query, or pairs that are scored
 TEXT_LISTS = ("documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
 _LISTS = ("content", "tool_calls", "output")
+# an escape of JSON; `half`: of a surrogate that has no other half, or such a one in UTF-8
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])|\\."
+)
 
 
 def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None) -> BodyT:
@@ -40,7 +45,7 @@ def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None)
     `finder` finds the documents that the body names; without it there are none.
     """
     try:
-        content = from_json(raw)
+        content = _from_json(raw)
     except ValueError as error:
         raise RequestError(
             f"the body is not valid JSON: {error}", param=None, code="invalid_json"
@@ -48,6 +53,21 @@ def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None)
     if not isinstance(content, dict):
         raise RequestError("the body must be a JSON object", param=None, code="invalid_json")
     return validate_body(content, body_type, finder)
+
+
+def _from_json(raw: bytes) -> Any:
+    """The parsed JSON. Half of a surrogate pair, as cut texts have it, becomes U+FFFD."""
+    try:
+        return from_json(raw)
+    except ValueError:
+        mended = _ESCAPE.sub(_whole_character, raw)
+        if mended == raw:
+            raise
+        return from_json(mended)
+
+
+def _whole_character(escape: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if escape["half"] else escape[0]
 
 
 def validate_body(

@@ -115,12 +115,13 @@ class RequestBuilder:
             body.n or 1,
             echoes,
             returns_ids=bool(body.return_token_ids),
+            echoes_alone=body.echoes_alone,
         )
 
     def build_chat(
         self, body: ChatBody, request_id: str, adapter: LoadedAdapter | None = None
     ) -> EngineRequests:
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise RequestError(
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
@@ -299,7 +300,8 @@ class RequestBuilder:
         is_chat: bool = False,
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
-        max_tokens = _max_tokens(body, limits, self._default_answer(default_tokens, limits.read))
+        default = self._default_answer(default_tokens, limits.read)
+        max_tokens = _max_tokens(body, limits, default, field)
         count = None if logprobs is None else min(logprobs, self.vocab_size)
         sampling = replace(read_sampling(body, max_tokens, self.vocab_size), logprobs=count)
         return Request(
@@ -382,22 +384,24 @@ def _check_library(body: FilteringBody, prompts: Sequence[PlainPrompt]) -> None:
         )
 
 
-def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int) -> int:
+def _max_tokens(body: SamplingBody, limits: ContextLimits, default: int, prompt_field: str) -> int:
     """The most tokens of the answer. Raises `RequestError` if it must fit as given, and does not.
 
-    With `truncate_max_tokens` it need not fit. What does not is lowered like the default.
+    With `truncate_max_tokens` it need not fit. What does not is lowered like the default. A prompt
+    that leaves less than a short answer when it is read whole is filtered, if it can be.
     """
     wanted, name = default, None
     for field in ("max_tokens", "max_completion_tokens"):  # the newer name wins
         given = getattr(body, field, None)
         if given is not None:
-            wanted, name = given, field
+            wanted, name = max(1, given), field  # of an answer without tokens, one is not shown
     if name is not None and (
         wanted <= limits.room or not getattr(body, "truncate_max_tokens", None)
     ):
-        limits.check_answer(wanted, name)
+        limits.check_answer(wanted, name, prompt_field)
         return wanted
-    most, rest = min(wanted, limits.room), limits.context - limits.num_tokens
+    room = limits.with_answer(min(wanted, _LEAST_ANSWER)).room
+    most, rest = min(wanted, room), limits.context - limits.num_tokens
     # so that the fallback can keep everything
     return min(most, rest) if limits.params.fallback and rest >= _LEAST_ANSWER else most
 

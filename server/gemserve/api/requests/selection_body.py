@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import FilteringBody
-from gemserve.api.requests.chat_body import Message, Tools
+from gemserve.api.requests.chat_body import Messages, Tools
 from gemserve.api.requests.completion_body import PromptField
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.template_variables import TemplateVariables
@@ -41,6 +39,6 @@ class SelectionBody(FilteringBody):
     )
     prompt: PromptField | None = None
     document: DocumentReference | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None

@@ -4,6 +4,7 @@ with a reason, in an error that names the member's place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -45,11 +46,13 @@ def refuse_others(
     *,
     default: str | None = None,
     otherwise: str | None = None,
+    also: str | None = None,
 ) -> BeforeValidator:
     """Refuse the members whose type is not one of `served`.
 
     `reasons`: why some types are refused; a reason follows the type. `otherwise`: the reason for
-    the other types that are texts; None: only the types that are served are listed.
+    the other types that are texts; None: only the types that are served are listed. `also`: an
+    expression that further types match which are taken.
     """
     listed = ", ".join(served)
 
@@ -57,7 +60,7 @@ def refuse_others(
         if not isinstance(value, dict):
             raise ValueError("must be an object")
         kind = type_of(value, default)
-        if isinstance(kind, str) and kind in served:
+        if isinstance(kind, str) and (kind in served or (also and re.fullmatch(also, kind))):
             return value
         reason = reasons.get(kind, otherwise) if isinstance(kind, str) else None
         if reason is not None:

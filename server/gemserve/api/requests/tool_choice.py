@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemserve.api.requests.answer_format import answer_format
-from gemserve.api.requests.chat_body import ChatBody, NamedTool, Tool
+from gemserve.api.requests.chat_body import AllowedTools, ChatBody, NamedTool, Tool
 from gemserve.errors import RequestError, shown
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
@@ -39,6 +39,7 @@ class ToolCallRules:
 
 def chat_call_rules(body: ChatBody) -> ToolCallRules | None:
     """Which calls the answer to a chat may have: see `call_rules`."""
+    assert not isinstance(body.tool_choice, AllowedTools), "the body has only the allowed tools"
     return call_rules(
         body.tools or [],
         body.tool_choice,

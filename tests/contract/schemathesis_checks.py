@@ -31,13 +31,13 @@ LIMITED = {
         *("input", "max_output_tokens", "min_tokens", "logit_bias", "stop_token_ids", "filter"),
         *("text", "tools", "tool_choice", "top_logprobs"),
     },
-    "/v1/responses/input_tokens": {"input", "text", "tools", "tool_choice"},
+    "/v1/responses/input_tokens": {"input", "filter", "text", "tools", "tool_choice"},
     "/v1/messages": {
         *("messages", "max_tokens", "filter", "output_config", "output_format", "tools"),
         "tool_choice",
     },
     "/v1/messages/count_tokens": {
-        *("messages", "output_config", "output_format", "tools", "tool_choice"),
+        *("messages", "filter", "output_config", "output_format", "tools", "tool_choice"),
     },
     "/api/chat": {"messages", "options", "filter", "format", "tools"},
     "/api/generate": {"prompt", "options", "filter", "format"},

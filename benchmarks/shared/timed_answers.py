@@ -64,7 +64,7 @@ def answer(
         longest=core.config.max_prompt_tokens,
     )
     limits.check_prompt("messages")
-    limits.check_answer(max_tokens, "max_tokens")
+    limits.check_answer(max_tokens, "max_tokens", "messages")
     asked = Request(
         request_id="benchmark",
         **prompt.fields,

@@ -54,6 +54,7 @@ LIMITED = {
         for path in ("/v1/score", "/score")
     },
     "/v1/documents": {"text", "ttl", "filter", "file"},
+    "/v1/documents/text": {"file"},
     "/v1/libraries": {"name"},  # there may be one of this name
     "/v1/libraries/{library}/files": {"file", "path"},
     "/tokenize": {"tools", "messages"},

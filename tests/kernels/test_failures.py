@@ -27,7 +27,9 @@ HEADER = Path(__file__).parent / "failing_new.h"
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """GCC with `failing_new.h`, and without optimisation, which would take most of the time."""
-    monkeypatch.setenv("CXX", f"""sh -c 'exec g++ "$@" -O0 -include "{HEADER}"' g++""")
+    monkeypatch.setenv(
+        "CXX", f"""sh -c 'exec g++ "$@" -O0 -Wl,-Bsymbolic -include "{HEADER}"' g++"""
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     with compiled_step():

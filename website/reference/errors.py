@@ -83,6 +83,8 @@ def status_of(kind: type[GemserveError]) -> str:
     if issubclass(kind, (errors.ConfigError, errors.ModelError, errors.RankFailed)):
         return ""
     error = kind.__new__(kind)  # its message does not matter
+    if isinstance(error, errors.ContextExceeded):
+        errors.ContextExceeded.__init__(error, context=2, prompt=3, param="messages", place="")
     for name, value in (("param", None), ("code", "any"), ("retry_after_s", 1)):
         if not hasattr(error, name):
             setattr(error, name, value)

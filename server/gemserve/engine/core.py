@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from gemserve.calibration.files import Calibration
@@ -89,7 +90,6 @@ class Core:
         """
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.eos_ids = eos_ids
-        self._markers = shown_markers(tokenizer, eos_ids)
         self.calibration = calibration or Calibration(layer=config.filter_layer)
         self.grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=eos_ids)
         self.num_units = config.kv_memory_bytes // model.shape.unit_bytes
@@ -321,6 +321,10 @@ class Core:
         if tenant:  # without keys all requests are alike, and share nothing out
             tenant = hashlib.blake2b(tenant, key=self._salt, digest_size=16).digest()
         return self._queue(request, replace(request, tenant=tenant))
+
+    @cached_property
+    def _markers(self) -> Mapping[int, str]:
+        return shown_markers(self.tokenizer, self.eos_ids)
 
     def _markers_of(self, request: Request) -> Mapping[int, str]:
         """The markers that the text of the request's answer shows."""

@@ -435,13 +435,24 @@ def live_server(serving: Serving, around: Callable[[Any], Any] | None = None) ->
         thread.join(10)
 
 
-def data_of(reply: httpx.Response) -> list[dict[str, Any]]:
-    """The chunks of a stream, which must end in its one `[DONE]`."""
+def data_of(reply: httpx.Response, *, has_idle: bool = False) -> list[dict[str, Any]]:
+    """The chunks of a stream, which must end in its one `[DONE]`.
+
+    `has_idle`: with those that say nothing, which come when a second has passed without a word.
+    """
     assert reply.headers["content-type"].startswith("text/event-stream")
     lines = [x.removeprefix("data: ") for x in reply.text.split("\n") if x.startswith("data: ")]
     assert lines.count("[DONE]") == 1
     assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    return [chunk for chunk in chunks if has_idle or not _is_idle(chunk)]
+
+
+def _is_idle(chunk: dict[str, Any]) -> bool:
+    choices = chunk.get("choices") or [{}]
+    said = {key: value for key, value in choices[0].items() if key != "index" and value}
+    is_choice = len(choices) == 1 and "index" in choices[0]
+    return is_choice and not said and "token_ids" not in choices[0] and not chunk.get("filter")
 
 
 def text_of(chunks: Sequence[dict[str, Any]]) -> str:

@@ -191,20 +191,20 @@ async def test_empty_chunks_while_nothing_is_said(tokenizer: Any) -> None:
     core = FakeCore(0.2, FILTERED, 0.2, "a", "b")
     async with api_over(core, tokenizer, keep_alive_s=0.03) as api:
         reply = await api.post(CHAT, stream=True)
-        chunks = data_of(reply)
+        chunks = data_of(reply, has_idle=True)
         idle = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
         assert [chunk["choices"][0] for chunk in chunks].count(idle) >= 4
         assert chunks[0]["choices"] == [idle]
         assert text_of(chunks) == "ab"
         core.script = (FILTERED, "a", "b")
-        chunks = data_of(await api.post(CHAT, stream=True))
+        chunks = data_of(await api.post(CHAT, stream=True), has_idle=True)
         assert idle not in [chunk["choices"][0] for chunk in chunks]
 
 
 async def test_an_ended_choice_says_nothing_in_pauses(tokenizer: Any) -> None:
     core = FakeCore(0.2, FILTERED, "a")  # one after the other
     async with api_over(core, tokenizer, keep_alive_s=0.05) as api:
-        chunks = data_of(await api.post(CHAT, stream=True, n=2))
+        chunks = data_of(await api.post(CHAT, stream=True, n=2), has_idle=True)
     ended = set()
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -219,7 +219,7 @@ async def test_the_head_comes_within_a_second(path: str, tokenizer: Any) -> None
     """A client that waits for it cannot tell a server that reads from one that is gone."""
     core = FakeCore(1.4, FILTERED, "a")
     async with api_over(core, tokenizer) as api:
-        chunks = data_of(await api.post(path, stream=True))
+        chunks = data_of(await api.post(path, stream=True), has_idle=True)
     assert "filter" not in chunks[0]
     assert "filter" in chunks[1]
     assert text_of(chunks) == "a"

@@ -115,7 +115,8 @@ def _spoil_tensors(folder: Any, *_: Any) -> Any:
 
 def _spoil_rows(logits: torch.Tensor, runner: Any, rows: list[Any], *_: Any) -> torch.Tensor:
     spoilt = logits.clone()
-    seeds = [runner._states[row.sequence].request.sampling.seed for row in rows]
+    numbers = [row.sequence for row in rows for _ in (row, *row.proposed)]
+    seeds = [runner._states[number].request.sampling.seed for number in numbers]
     spoilt[[index for index, seed in enumerate(seeds) if seed == VICTIM_SEED]] = torch.nan
     return spoilt
 

@@ -58,8 +58,9 @@ def ask_all(builtin: Served) -> tuple[httpx.Response, list[str]]:
 
 def poisoned(runner: Any, original: Any, rows: Any, *rest: Any) -> Any:
     logits = original(rows, *rest).clone()
-    for index, row in enumerate(rows):
-        if is_victim(runner, row.sequence):
+    numbers = [row.sequence for row in rows for _ in (row, *row.proposed)]
+    for index, number in enumerate(numbers):
+        if is_victim(runner, number):
             logits[index] = torch.nan
     return logits
 

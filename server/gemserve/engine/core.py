@@ -524,12 +524,6 @@ class Core:
         if plan.decodes:
             num_rows = sum(1 + len(row.proposed) for row in plan.decodes)
             self._pace.observe_decode(out.taken_s, num_rows, limits.portion)
-            if self._lookup is not None:
-                drawn = {
-                    number: [each.token for each in some] for number, some in out.drawn.items()
-                }
-                sequences = {n: self._jobs[n].sequence for n in drawn}
-                self._lookup.learn(plan.decodes, drawn, sequences, out.taken_s)
         if plan.chunk is not None:
             self._pace.observe_slice(out.taken_s, limits.portion)
             sequence = self._jobs[plan.chunk.sequence].sequence

@@ -34,7 +34,7 @@ from gemserve.api.replies.failures import (
     failure_response,
     is_failure,
 )
-from gemserve.api.replies.progress import ProgressReader
+from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.replies.token_counts import (
     answer_headers,
@@ -42,8 +42,6 @@ from gemserve.api.replies.token_counts import (
     filter_object,
 )
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
-
-_PING = named_event({"type": "ping"})
 
 
 async def anthropic_reply(
@@ -214,9 +212,7 @@ def _in_pause(progress: ProgressReader | None) -> str:
 
     Every client knows `ping`, and Anthropic's skip it whatever is in it.
     """
-    if progress is None or progress.is_over:
-        return _PING
-    extras = progress.next()
+    extras = said_in_pause(progress)
     return "" if extras is None else named_event({"type": "ping", **extras})
 
 

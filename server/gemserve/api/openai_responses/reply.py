@@ -18,8 +18,7 @@ from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
 from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import TokenTexts
-from gemserve.api.replies.progress import ProgressReader
-from gemserve.api.replies.reply_types import ChunkExtras
+from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.types import Event, Filtered, Finished, TextDelta
 
@@ -63,10 +62,7 @@ async def _events(
     find_pause_s = None if progress is None else progress.find_pause_s
     async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
         async for arrival in arrivals:
-            is_quiet = arrival is None and (progress is None or progress.is_over)
-            extras: ChunkExtras | None = {} if is_quiet else None
-            if arrival is None and progress is not None and not is_quiet:
-                extras = progress.next()
+            extras = said_in_pause(progress) if arrival is None else None
             if arrival is None and extras is None:
                 continue
             changes = [] if arrival is None else answer.add(arrival[1])

@@ -21,7 +21,7 @@ from gemserve.api.replies.failures import (
     is_failure,
 )
 from gemserve.api.replies.large_replies import build, json_reply
-from gemserve.api.replies.progress import ProgressReader
+from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.reply_types import ChunkExtras, PromptIds, ReplyHead, Usage
 from gemserve.api.replies.server_sent_events import (
     DONE,
@@ -163,10 +163,10 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         async with aclosing(self.reader.events_and_pauses(find_pause_s)) as arrivals:
             async for arrival in arrivals:
                 if arrival is None:
-                    if progress is None or progress.is_over:
-                        yield idle_chunk()
-                    elif (extras := progress.next()) is not None:
+                    if extras := said_in_pause(progress):
                         yield data_event(self.format.chunk(self.head, [], extras, {}))
+                    elif extras is not None:
+                        yield idle_chunk()
                     continue
                 choice, event = self.choices[arrival[0]], self._shown(arrival[1])
                 choice.add(event)

@@ -66,6 +66,11 @@ class ProgressReader:
         }
 
 
+def said_in_pause(progress: ProgressReader | None) -> ChunkExtras | None:
+    """What the event of a pause says, which may be nothing. None: there is no event."""
+    return {} if progress is None or progress.is_over else progress.next()
+
+
 def _progress_object(progress: Progress) -> ProgressObject:
     return {
         "phase": progress.phase,

@@ -42,7 +42,8 @@ class PromptLookup:
             index = sequence.text_index
             room = sequence.request.sampling.max_tokens - len(sequence.generated) - 1
             most = min(MOST_PROPOSED, room, MOST_ROWS - num_rows)
-            if index is not None:
+            if index is not None and most >= 0:
+                # also where nothing may be proposed, to learn whether it would have been right
                 index.look(sequence.ids, sequence.generated, max(1, most), self._end_ids)
                 count, expected = self._num_worth(index, most, num_rows, num_tokens)
                 row = row._replace(proposed=index.found[:count])

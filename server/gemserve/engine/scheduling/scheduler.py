@@ -137,6 +137,8 @@ class Scheduler:
                 self._advance(plan.chunk, output)
             else:
                 self.sequences[plan.chunk.sequence].open_tokens = plan.chunk.count
+        if plan.decodes and self._lookup is not None:
+            self._lookup.learn(plan.decodes, output.tokens, self.sequences, output.taken_s)
         for row in plan.decodes:
             if row.sequence not in output.failures:
                 self.sequences[row.sequence].generated += output.tokens[row.sequence]

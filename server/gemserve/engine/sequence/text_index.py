@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Ids
 
-NGRAMS = (3, 2)  # how many tokens have to stand in the text already; the most first
+import numpy as np
+
 _FORGETTING = 0.9  # of how often the text was right, by proposal
 
 
 class TextIndex:
-    """Where each n-gram of one sequence's text was last, and how often that told what came next.
+    """The text of one sequence, and how often it told what came next.
 
-    The text is what the answer is generated from, and the answer.
+    The text is what the answer is generated from, and the answer. It is searched anew in each step:
+    that takes microseconds, and a table of what stands where would take a hundred times its memory.
     """
 
     def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where the n-gram's next token is
-        self._num_generated = 0
+        self._ids = np.empty(0, np.int64)  # with room behind the text
+        self._length = self._num_generated = 0
         self._hits = self._misses = 0.0
         self.found: tuple[int, ...] = ()
 
@@ -33,19 +34,19 @@ class TextIndex:
         `ids`, `generated`: the text, of which only what is new is read. Tokens of `end_ids` are
         never found, and nothing behind them.
         """
-        if not self._ids:
+        if not self._length:
             self._append(ids)
         self._append(generated[self._num_generated :])
         self._num_generated = len(generated)
-        ends_of_text = (tuple(self._ids[-size:]) for size in NGRAMS)
-        at = next((self._after[ngram] for ngram in ends_of_text if ngram in self._after), None)
-        following = [] if at is None else self._ids[at : at + most]
+        text = self._ids[: self._length]
+        at = _find_again(text)
+        following: list[int] = [] if at is None else text[at : at + most].tolist()
         ends = (index for index, token in enumerate(following) if token in end_ids)
         self.found = tuple(following[: next(ends, most)])
 
     def learn(self, drawn: Ids[int], num_proposed: int) -> None:
         """Compare what was found with the tokens that came, of which the first counts anyway."""
-        checked = self.found[: max(1, num_proposed)]
+        checked, self.found = self.found[: max(1, num_proposed)], ()
         if not checked:
             return
         pairs = zip(checked, drawn, strict=False)
@@ -56,9 +57,16 @@ class TextIndex:
         self._misses += hits is not None
 
     def _append(self, tokens: Ids[int]) -> None:
-        ids, after = self._ids, self._after
-        for token in tokens:
-            for size in NGRAMS:
-                if len(ids) >= size:
-                    after[tuple(ids[-size:])] = len(ids)
-            ids.append(token)
+        stop = self._length + len(tokens)
+        if stop > len(self._ids):
+            self._ids = np.resize(self._ids, stop + stop // 4 + 64)
+        self._ids[self._length : stop] = tokens
+        self._length = stop
+
+
+def _find_again(text: np.ndarray) -> int | None:
+    """What follows the last place where the text's last three tokens, or two, stand before."""
+    pairs = np.flatnonzero((text[:-2] == text[-2:-1]) & (text[1:-1] == text[-1:])) + 2
+    threes = pairs[(pairs > 2) & (text[pairs - 3] == text[-3:][:1])] if len(text) > 2 else pairs
+    places = threes if len(threes) else pairs
+    return int(places[-1]) if len(places) else None

@@ -41,12 +41,12 @@ import httpx
 from benchmarks.other_servers import peer_documents
 from benchmarks.other_servers.peer_servers import CONTESTANTS, CONTEXT, MODEL, Contestant, Server
 from benchmarks.shared import results
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import ModelConfig
-from gemserve.evaluation.tasks.example import ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.checkpoint import open_checkpoint
 from gemserve_client.load_test.streamed_request import Client, Record
 from gemserve_client.load_test.traffic import Job
+from gemserve_lab.tasks.needle import SUBTASKS
 
 _MEASURES = ("ttft", "decode", "mixed", "documents")
 _FIRST_PORT = 8460

@@ -15,9 +15,9 @@ import httpx
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
-from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.http_server.server import HttpServer, http_server
 from gemserve.synthetic.prose import stdlib_sentences
+from gemserve_lab.tasks.haystack import draw_filler
 from tests.fakes import parse_metrics, wait_for
 
 # a filter that keeps exactly so many tokens, whatever attention is like

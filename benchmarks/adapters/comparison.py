@@ -31,27 +31,10 @@ from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from gemserve.adapters.folder import write_folder
 from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.training.conversion_texts import ConversionText
-from gemserve.adapters.training.convert import ConvertConfig, convert
-from gemserve.adapters.training.distill import Teacher
-from gemserve.adapters.training.examples import TrainingExample, read_examples
-from gemserve.adapters.training.lora_parameters import DEFAULT_TARGETS, LoraParameters
-from gemserve.adapters.training.parameters import (
-    ActivationParameters,
-    NTKParameters,
-    Parameters,
-    PrefixParameters,
-)
-from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
-from gemserve.cli.adapter_train import LEARNING_RATES
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
-from gemserve.evaluation.adapters.answer_rules import RULES, interval, matching
-from gemserve.evaluation.adapters.chats import Question, draw_shots, read_questions
-from gemserve.evaluation.adapters.evaluate import evaluate
-from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -59,6 +42,23 @@ from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
+from gemserve_lab.tasks.haystack import draw_filler
+from gemserve_train.commands.adapter_train import LEARNING_RATES
+from gemserve_train.conversion_texts import ConversionText
+from gemserve_train.convert import ConvertConfig, convert
+from gemserve_train.distill import Teacher
+from gemserve_train.evaluation.answer_rules import RULES, interval, matching
+from gemserve_train.evaluation.chats import Question, draw_shots, read_questions
+from gemserve_train.evaluation.evaluate import evaluate
+from gemserve_train.examples import TrainingExample, read_examples
+from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
+from gemserve_train.parameters import (
+    ActivationParameters,
+    NTKParameters,
+    Parameters,
+    PrefixParameters,
+)
+from gemserve_train.trainer import TrainConfig, TrainResult, train
 
 _LONGEST = 1024  # tokens of a training example
 _KV_BYTES = 1 << 30  # several comparisons share a GPU

@@ -37,18 +37,10 @@ from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.training.conversion_texts import ConversionText, after_messages
-from gemserve.adapters.training.convert import ConvertConfig, convert, num_held_out
-from gemserve.adapters.training.distill import DistillConfig, Teacher, agreement, distill
-from gemserve.adapters.training.parameters import Parameters, PrefixParameters, read_prefix
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.answers import answer_all
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
-from gemserve.evaluation.adapters.answer_rules import interval
-from gemserve.evaluation.adapters.chats import Question, behind_prefix, read_questions
-from gemserve.evaluation.adapters.evaluate import Evaluation, evaluate
-from gemserve.evaluation.answers import answer_all
-from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -56,6 +48,14 @@ from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve.types import Finished, TextDelta
+from gemserve_lab.tasks.haystack import draw_filler
+from gemserve_train.conversion_texts import ConversionText, after_messages
+from gemserve_train.convert import ConvertConfig, convert, num_held_out
+from gemserve_train.distill import DistillConfig, Teacher, agreement, distill
+from gemserve_train.evaluation.answer_rules import interval
+from gemserve_train.evaluation.chats import Question, behind_prefix, read_questions
+from gemserve_train.evaluation.evaluate import Evaluation, evaluate
+from gemserve_train.parameters import Parameters, PrefixParameters, read_prefix
 
 Chat = list[dict[str, str]]
 _BUILTIN_TESTS = 100  # chats of each kind

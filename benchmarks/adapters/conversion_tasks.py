@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.adapters.tasks import TASKS, Case, handbook_text, make_task, stdlib_paragraphs
-from gemserve.evaluation.adapters.answer_rules import RULES, Rule, matching
+from gemserve_train.evaluation.answer_rules import RULES, Rule, matching
 
 Message = dict[str, str]
 NO_ANSWER = "-"  # of questions whose answers have a form, and no expected words

@@ -24,8 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.shared.finished_runs import read_runs
-from gemserve.evaluation.adapters.answer_rules import interval, paired
 from gemserve_client.load_test.pictures import LIGHT, Draw, Theme, png
+from gemserve_train.evaluation.answer_rules import interval, paired
 
 ZERO_SHOT, FEW_SHOT = "zero-shot", "few-shot"
 Run = Mapping[str, Any]

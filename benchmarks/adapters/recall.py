@@ -30,17 +30,11 @@ from benchmarks.adapters.comparison import Contestant
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, read_runs
 from gemserve.adapters.kinds import load_adapter
-from gemserve.adapters.training.examples import TrainingExample
-from gemserve.adapters.training.trainer import TrainConfig, train
+from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError
-from gemserve.evaluation.compare import compare
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import Outcome, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import LoadedModel, load
@@ -54,6 +48,12 @@ from gemserve.types import (
     TextDelta,
     parse_keep,
 )
+from gemserve_lab.compare import compare
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.run import Outcome
+from gemserve_lab.tasks.needle import SUBTASKS
+from gemserve_train.examples import TrainingExample
+from gemserve_train.trainer import TrainConfig, train
 
 NO_ADAPTER = "none"
 _SCORES = ("recall", "whole", "contains", "exact")

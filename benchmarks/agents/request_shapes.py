@@ -45,10 +45,10 @@ from benchmarks.agents.prompt_parts import (
 )
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
-from gemserve.api.anthropic.body import AnthropicBody
-from gemserve.api.openai_responses.body import OpenAIResponsesBody
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.errors import RequestError
+from gemserve_dialects.anthropic.body import AnthropicBody
+from gemserve_dialects.openai_responses.body import OpenAIResponsesBody
 
 Writer = Callable[[Random, int], str]
 _BODIES: dict[str, Any] = {

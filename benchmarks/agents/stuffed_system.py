@@ -26,13 +26,12 @@ from benchmarks.agents.prompt_parts import Chat, find_text, load_tokenizer, rend
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
-from gemserve.evaluation.compare import compare
-from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.run import Outcome, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.natural import natural_maker
+from gemserve.calibration.search.example import Example, ExampleDraw, contains, recall
 from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.natural_facts import KINDS
+from gemserve_lab.compare import compare
+from gemserve_lab.run import Outcome
+from gemserve_lab.tasks.natural import natural_maker
 
 LONG = (8000, 9000, 10_000, 12_000, 14_000, 16_000, 18_000, 21_000, 25_000, 30_000)
 SHORT = (2600, 3200, 4000, 5000, 6000)

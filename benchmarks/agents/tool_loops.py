@@ -38,13 +38,12 @@ from benchmarks.agents.prompt_parts import (
 from benchmarks.agents.tables import print_table
 from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
-from gemserve.evaluation.compare import compare
-from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.run import Outcome, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.natural import natural_maker
-from gemserve.evaluation.tasks.needle import SUBTASKS
+from gemserve.calibration.search.example import Example, ExampleDraw, contains, recall
 from gemserve.synthetic.natural_facts import KINDS
+from gemserve_lab.compare import compare
+from gemserve_lab.run import Outcome
+from gemserve_lab.tasks.natural import natural_maker
+from gemserve_lab.tasks.needle import SUBTASKS
 
 LENGTHS = (3000, 4000, 5000, 6000, 6800)
 ENDS = ("result", "question")

@@ -25,17 +25,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
+from gemserve.accelerators import DEVICES, MEMORY_SHARE
 from gemserve.cost import ModelShape
-from gemserve.fleet.device import DEVICES, MEMORY_SHARE
-from gemserve.fleet.load import Arrival, Load, arrivals
-from gemserve.fleet.policies import POLICIES
-from gemserve.fleet.replica import ReplicaMemory
-from gemserve.fleet.request_cost import RequestCost, request_cost
-from gemserve.fleet.simulation import Outcome, simulate
-from gemserve.fleet.sizing import smallest_fleet
-from gemserve.replicas.routing import Reading
 from gemserve_client.load_test import result_line
 from gemserve_client.load_test.text_table import aligned
+from gemserve_fleet.replicas.routing import Reading
+from gemserve_fleet.simulator.load import Arrival, Load, arrivals
+from gemserve_fleet.simulator.policies import POLICIES
+from gemserve_fleet.simulator.replica import ReplicaMemory
+from gemserve_fleet.simulator.request_cost import RequestCost, request_cost
+from gemserve_fleet.simulator.simulation import Outcome, simulate
+from gemserve_fleet.simulator.sizing import smallest_fleet
 
 LLAMA_8B = ModelShape(
     num_layers=32,

@@ -5,8 +5,8 @@ SmolLM2, two replicas on Ray Serve with one thread each, and questions about 20 
 each of which fills several windows; then the same with one document that half of the questions are
 about. The caches of both replicas together hold all documents, one alone does not. Questions
 arrive by a Poisson process. Each rule of routing has replicas of its own, and the same questions at
-the same times. Beside each row stands what `gemserve.fleet.simulation` says of the same load, from
-the seconds that single questions took on the same replicas just before.
+the same times. Beside each row stands what `gemserve_fleet.simulator.simulation` says of the same
+load, from the seconds that single questions took on the same replicas just before.
 
     python benchmarks/fleet/shared_documents.py
     python benchmarks/fleet/shared_documents.py --questions 30 --hot 0 --rules router,random
@@ -41,16 +41,16 @@ import uvicorn
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.cost import ModelShape
-from gemserve.fleet.load import Arrival
-from gemserve.fleet.replica import ReplicaMemory
-from gemserve.fleet.request_cost import RequestCost
-from gemserve.fleet.simulation import REPORT_S, WARM_UP, Outcome, simulate
-from gemserve.replicas import replica_choice
-from gemserve.replicas.cluster import deploy, local_cluster, prepare_environment
-from gemserve.replicas.replica_choice import OrderReplicas, RoutingHints
-from gemserve.replicas.routing import ReplicaState
 from gemserve.synthetic.prose import topics_sentences
 from gemserve_client.load_test import result_line
+from gemserve_fleet.replicas import replica_choice
+from gemserve_fleet.replicas.cluster import deploy, local_cluster, prepare_environment
+from gemserve_fleet.replicas.replica_choice import OrderReplicas, RoutingHints
+from gemserve_fleet.replicas.routing import ReplicaState
+from gemserve_fleet.simulator.load import Arrival
+from gemserve_fleet.simulator.replica import ReplicaMemory
+from gemserve_fleet.simulator.request_cost import RequestCost
+from gemserve_fleet.simulator.simulation import REPORT_S, WARM_UP, Outcome, simulate
 
 NUM_DOCUMENTS = 20
 DOCUMENT_CHARS = 20_000  # about 4,300 tokens
@@ -281,11 +281,11 @@ async def run_rule(
     rule: str, facts: ModelFacts, memory_bytes: int, arguments: argparse.Namespace, hot: float
 ) -> dict[str, Any]:
     """Start an ingress over the replicas that are deployed, measure single questions, and ask."""
-    from gemserve.replicas.ingress import create_ingress
-    from gemserve.replicas.ingress_metrics import IngressMetrics
-    from gemserve.replicas.ray_replicas import RayReplicas
-    from gemserve.replicas.replica import ReplicaSettings
-    from gemserve.replicas.router_link import ROUTER_LINK
+    from gemserve_fleet.replicas.ingress import create_ingress
+    from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
+    from gemserve_fleet.replicas.ray_replicas import RayReplicas
+    from gemserve_fleet.replicas.replica import ReplicaSettings
+    from gemserve_fleet.replicas.router_link import ROUTER_LINK
 
     settings = ReplicaSettings(
         num_threads=1,

@@ -22,17 +22,17 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.quality.ablation_variants import VARIANTS, Choose, ObservedExample
 from benchmarks.shared import results
+from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.methods_compared import oracle
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import generate
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.registry import TASKS
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.types import FilterParams
+from gemserve_lab.methods_compared import oracle
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.run import generate
+from gemserve_lab.tasks.registry import TASKS
 
 SUBTASKS = (
     ("needle", "single"),

@@ -62,16 +62,13 @@ from benchmarks.shared import results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from benchmarks.shared.timed_answers import answer
 from gemserve.api.requests.base_bodies import FilterBody
+from gemserve.calibration.search.example import Example, contains, find_spans, recall
 from gemserve.config import EngineConfig
 from gemserve.errors import RequestError
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE, PASSAGE_TOKENS, filled
-from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.run import recall
-from gemserve.evaluation.tasks.code import stdlib_functions
-from gemserve.evaluation.tasks.example import Example, find_spans
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.code import stdlib_functions
 from gemserve.synthetic.meaning_facts import (
     PROSE_KINDS,
     MeaningFact,
@@ -84,6 +81,7 @@ from gemserve.synthetic.natural_facts import lead_in
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve.types import FilterOptions
+from gemserve_lab.methods_compared import CHOSEN_OUTSIDE, PASSAGE_TOKENS, filled
 
 FOLDER = Path(__file__).with_name("answer_cases")
 PLACES = ("end", "front", "between", "order")

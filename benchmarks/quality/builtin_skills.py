@@ -16,14 +16,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.shared import results
+from gemserve.calibration.search.example import Example
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
-from gemserve.evaluation.run import average, run_example
-from gemserve.evaluation.tasks.example import Example
-from gemserve.evaluation.tasks.haystack import draw_filler
 from gemserve.prompting.prompt import chat_prompt
 from gemserve.synthetic.facts import Needle, draw_needles
 from gemserve.synthetic.prose import stdlib_sentences
+from gemserve_lab.run import average, run_example
+from gemserve_lab.tasks.haystack import draw_filler
 
 KEEP = 256
 Draw = Callable[[Random], list[Needle]]

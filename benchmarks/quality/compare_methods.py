@@ -11,9 +11,9 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from gemserve.evaluation.compare import compare, judge_fallback
-from gemserve.evaluation.run import Outcome, average
 from gemserve.json_lines import parse_objects
+from gemserve_lab.compare import compare, judge_fallback
+from gemserve_lab.run import Outcome, average
 
 RETRIEVAL = (
     *("single", "multikey", "multivalue", "multiquery"),

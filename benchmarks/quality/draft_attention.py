@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gemserve.calibration.search.example import Example
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import load_for
-from gemserve.evaluation.methods_compared import filled
-from gemserve.evaluation.tasks.example import Example
+from gemserve_lab.methods_compared import filled
 
 LOOK_AHEAD = 8  # tokens of the draft's answer
 CHUNK = 32

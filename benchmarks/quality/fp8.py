@@ -23,13 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 import torch
 
 from benchmarks.shared import harness, results
+from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import generate, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.model.fp8 import check_device
 from gemserve.model.loader import load
 from gemserve.types import (
@@ -41,6 +38,9 @@ from gemserve.types import (
     SamplingParams,
 )
 from gemserve_kernels.fp8 import reference_scaled_product, scaled_product
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.run import generate
+from gemserve_lab.tasks.needle import SUBTASKS
 
 METHODS: tuple[FilterMethod, ...] = ("sieve", "gemfilter")
 

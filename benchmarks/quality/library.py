@@ -43,15 +43,16 @@ from benchmarks.quality.real_documents import (
     read_questions,
 )
 from benchmarks.shared import results
-from gemserve.evaluation.adapters.answer_rules import interval
-from gemserve.library.asking import question_text
-from gemserve.library.search import score_windows
-from gemserve.library.store import Library
-from gemserve.library.vectors import queries_of
 from gemserve.llm import LLM
 from gemserve.synthetic.meaning_facts import PROSE_KINDS, meaning_facts
 from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve.types import FilterOptions, SamplingParams
+from gemserve_library.asking import question_text
+from gemserve_library.in_process import LibrariesOf
+from gemserve_library.search import score_windows
+from gemserve_library.store import Library
+from gemserve_library.vectors import queries_of
+from gemserve_train.evaluation.answer_rules import interval
 
 ASKED = "questions.json"
 CHARS_PER_TOKEN = 3.6  # of SmolLM2, in such texts
@@ -193,7 +194,7 @@ class Measurement:
 
     def __init__(self, folder: Path, model: str, asked: Sequence[Asked]) -> None:
         self.llm = LLM(model)
-        self.library: Library = self.llm.library(folder)
+        self.library: Library = LibrariesOf(self.llm).open(folder)
         there = {Path(file.path).name for file in self.library.files()}
         self.asked = [each for each in asked if each.file in there]
 
@@ -208,11 +209,11 @@ class Measurement:
         for each in self.asked:
             text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
             alone = self.llm.prompt(text)
-            request = self.llm._request(alone, SamplingParams(max_tokens=1), FilterOptions(), None)
+            request = self.llm.request(alone, SamplingParams(max_tokens=1), FilterOptions(), None)
             started_s = time.perf_counter()
-            end = self.llm._run_to_end(self.llm._vectors.for_question(request))
+            end = self.llm.run_to_end(LibrariesOf(self.llm).vectors.for_question(request))
             passes.append(time.perf_counter() - started_s)
-            queries, heads = queries_of(end), self.llm._vectors.key_head_of
+            queries, heads = queries_of(end), LibrariesOf(self.llm).vectors.key_head_of
             words = question_text(request, self.llm.tokenizer)
             started_s = time.perf_counter()
             scores = score_windows([self.library], queries, heads, words)
@@ -288,7 +289,7 @@ class Measurement:
     def _answer(self, each: Asked, count: int) -> dict[str, float]:
         text = each.question if self.llm.has_chat_template else f"{each.question}\nAnswer:"
         started_s = time.perf_counter()
-        prompt = self.llm.ask_libraries(text, [self.library], candidates=count)
+        prompt = LibrariesOf(self.llm).prompt(text, [self.library], candidates=count)
         built_s = time.perf_counter() - started_s
         answer = self.llm.generate(prompt, max_tokens=MAX_TOKENS)
         kept = " ".join(source.text for source in answer.filter.sources or ())

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality import real_documents as real
-from gemserve.evaluation.tasks.example import Example, ExampleDraw, question_prompt
-from gemserve.evaluation.tasks.example_file import ExampleFile
-from gemserve.evaluation.tasks.jsonl import read_case
-from gemserve.evaluation.tasks.jsonl_records import Record
+from gemserve.calibration.search.example import Example, ExampleDraw, question_prompt
+from gemserve_lab.tasks.example_file import ExampleFile
+from gemserve_lab.tasks.jsonl import read_case
+from gemserve_lab.tasks.jsonl_records import Record
 
 HELD_OUT = "held_out"  # the task that asks the held-out questions
 PLACES = 5  # how many shares of the padding there are before a context: 0, 1/4, 1/2, 3/4 and 1

@@ -23,10 +23,10 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.quality import real_documents
-from gemserve.evaluation.tasks.natural import FILLERS, LEADS
 from gemserve.filtering.word_ranks import word_scores
 from gemserve.prompting.word_places import find_word_places
 from gemserve.synthetic.natural_facts import (
+    FILLERS,
     KINDS,
     VOCABULARIES,
     VocabularyName,
@@ -35,6 +35,7 @@ from gemserve.synthetic.natural_facts import (
 )
 from gemserve.synthetic.vocabulary import Relation
 from gemserve.synthetic.words_near_misses import NEAR_MISSES
+from gemserve_lab.tasks.natural import LEADS
 
 CHOSEN_ON = ("real", "facts", "sentences")
 CONFIRMED_ON = ("held_out", "more_facts", "near_misses", "more_sentences")

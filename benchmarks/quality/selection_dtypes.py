@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.shared import results
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
+from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.core import Core
-from gemserve.evaluation.methods_compared import params_of
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import generate, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.types import FilterParams
+from gemserve_lab.methods_compared import params_of
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.run import generate
+from gemserve_lab.tasks.needle import SUBTASKS
 
 DTYPES = ("float32", "bfloat16")
 

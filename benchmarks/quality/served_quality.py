@@ -29,15 +29,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from openai import OpenAI
 
 from benchmarks.shared import results
+from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import ModelConfig
-from gemserve.evaluation.compare import compare
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import Outcome, recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.json_lines import parse_objects
 from gemserve.model.checkpoint import open_checkpoint
+from gemserve_lab.compare import compare
+from gemserve_lab.methods_compared import CHOSEN_OUTSIDE
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.run import Outcome
+from gemserve_lab.tasks.needle import SUBTASKS
 
 
 def main() -> None:

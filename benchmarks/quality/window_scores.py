@@ -29,13 +29,11 @@ import torch
 from benchmarks.quality import real_documents
 from benchmarks.shared import results
 from gemserve.calibration import files
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.cost import filter_units
 from gemserve.engine.build import assemble, load_for
 from gemserve.engine.core import Core
-from gemserve.evaluation.tasks.example import ExampleDraw
-from gemserve.evaluation.tasks.haystack import draw_filler, hide
-from gemserve.evaluation.tasks.natural import DISTRACTORS, FILLERS, LEADS
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.adapter import NO_ADAPTER
@@ -43,10 +41,18 @@ from gemserve.model.attention import ChunkRows, ForwardContext
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.synthetic.natural_facts import KINDS, VOCABULARIES, VocabularyName, draw_facts
+from gemserve.synthetic.natural_facts import (
+    FILLERS,
+    KINDS,
+    VOCABULARIES,
+    VocabularyName,
+    draw_facts,
+)
 from gemserve.synthetic.natural_facts import lead_in as begin_with
 from gemserve.synthetic.problems import Answer, Problem
 from gemserve.types import TextBreaks
+from gemserve_lab.tasks.haystack import draw_filler, hide
+from gemserve_lab.tasks.natural import DISTRACTORS, LEADS
 
 Array = npt.NDArray[np.float32]
 CALIBRATION = Path(files.__file__).parents[1] / "calibrations" / "smollm2.json"

@@ -41,16 +41,15 @@ from benchmarks.quality import real_padding
 from benchmarks.shared import long_documents, peak_memory, results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from benchmarks.shared.timed_answers import HAS_WINDOWS, TimedAnswer, answer, filter_options
+from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig
 from gemserve.errors import RequestError
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.run import recall
-from gemserve.evaluation.tasks import needle, ruler
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
+from gemserve_lab.methods_compared import CHOSEN_OUTSIDE
+from gemserve_lab.metrics import score_answer
+from gemserve_lab.tasks import needle, ruler
 
 PROSE = ("natural", "near_misses", "pairs", "far_definition")
 REAL = ("real", "real_padded", real_padding.HELD_OUT)

@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/robustness/cut_off_host.py --cut-s 30
 
 Two network namespaces are the hosts. A cluster of Ray has a node and a replica on each, with the
-built-in model and one thread, as `gemserve.cli.ray_app` builds it. Clients on the head's host
+built-in model and one thread, as `gemserve_fleet.ray_app` builds it. Clients on the head's host
 stream answers all the time. Then the other host cannot be reached for `--cut-s` seconds.
 
 A node that has been cut off for long ends by itself. It is started again, as a supervisor would do.
@@ -56,7 +56,7 @@ FLEET = {
         {
             "name": "gemserve",
             "route_prefix": "/",
-            "import_path": "gemserve.cli.ray_app:build",
+            "import_path": "gemserve_fleet.ray_app:build",
             "args": {
                 "model": "builtin",
                 "replicas": 2,

@@ -15,14 +15,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.haystack import Placed, draw_filler, example_of, scatter
-from gemserve.evaluation.tasks.linked import MOST_DEFINITIONS, draw_definitions, draw_pair
-from gemserve.evaluation.tasks.natural import draw_natural, draw_near_misses
-from gemserve.evaluation.tasks.words_linked import LINKS
+from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.synthetic.natural_facts import VOCABULARIES
 from gemserve.synthetic.prose import docstring_sentences, stdlib_sentences, topics_sentences
 from gemserve.synthetic.words_near_misses import NEAR_MISSES
+from gemserve_lab.tasks.haystack import Placed, draw_filler, example_of, scatter
+from gemserve_lab.tasks.linked import MOST_DEFINITIONS, draw_definitions, draw_pair
+from gemserve_lab.tasks.natural import draw_natural, draw_near_misses
+from gemserve_lab.tasks.words_linked import LINKS
 
 PACKAGES = ("torch", "transformers", "sympy")
 _OWN_TOKENS = 300_000  # a document of so many tokens does without `PACKAGES`

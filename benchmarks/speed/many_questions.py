@@ -35,9 +35,9 @@ from benchmarks.shared import long_documents, results
 from benchmarks.shared.server_process import ServeProcess
 from benchmarks.shared.streamed_chat import stream_chat
 from gemserve.config import ModelConfig
-from gemserve.evaluation.tasks.haystack import draw_filler, scatter
 from gemserve.model.checkpoint import open_checkpoint
 from gemserve.synthetic.natural_facts import VOCABULARIES, draw_facts
+from gemserve_lab.tasks.haystack import draw_filler, scatter
 
 QUESTIONS = 10
 _START_S = 900.0  # for loading and calibrating a model

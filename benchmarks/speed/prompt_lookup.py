@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality.answer_cases import KINDS
 from benchmarks.shared import results
 from gemserve.config import EngineConfig
-from gemserve.evaluation.tasks.code import stdlib_functions
 from gemserve.llm import LLM
+from gemserve.synthetic.code import stdlib_functions
 from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 EDITS = (

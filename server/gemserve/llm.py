@@ -19,8 +19,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
@@ -29,16 +27,9 @@ from gemserve.engine.sequence.progress import Progress
 from gemserve.errors import GemserveError, RequestError
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import find_method
-from gemserve.library.adding import Added, Source, add_files
-from gemserve.library.asking import Answerable, find_excerpts
-from gemserve.library.finding import find_files
-from gemserve.library.store import Library
-from gemserve.library.vectors import VectorRequests, identity_of
-from gemserve.model.base_model import hash_tokenizer, hash_weights
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
 from gemserve.types import (
-    CANDIDATES,
     NO_PROTECT,
     Event,
     Filtered,
@@ -103,7 +94,7 @@ class LLM:
         chosen = ModelConfig(model=model) if isinstance(model, str) else model
         self.core: Core = build_calibrated_core(chosen, engine or EngineConfig())
         self.tokenizer = self.core.tokenizer
-        self._name = chosen.model
+        self.name = chosen.model
 
     @property
     def has_chat_template(self) -> bool:
@@ -127,84 +118,8 @@ class LLM:
         short = self.core.planner.short_message_tokens
         return chat_prompt(self.tokenizer, prompt, protect=protect, short=short)
 
-    def library(self, folder: str | Path, *, is_new: bool = False) -> Library:
-        """Open a library of files that this model has read, or make one with `is_new`.
-
-        Raises `LibraryError`, or `OtherModel` if another model has read it.
-        """
-        identity = self._vectors.identity
-        if is_new:
-            return Library.create(Path(folder), identity)
-        return Library(Path(folder), identity)
-
-    def add_files(self, library: Library, paths: Sequence[str]) -> Iterator[Added]:
-        """Add files, folders and patterns to a library; yields what has been done so far.
-
-        >>> for done in llm.add_files(library, ["docs"]):
-        ...     print(done.files, done.read_tokens)
-
-        Raises `LibraryError`.
-        """
-        sources = map(Source.of_file, find_files(paths))
-        return add_files(library, self._vectors, self.tokenizer, self._run_to_end, sources)
-
-    def ask_libraries(
-        self,
-        prompt: str | Sequence[Message],
-        libraries: Sequence[Library],
-        *,
-        candidates: int = CANDIDATES,
-        protect: Protect = NO_PROTECT,
-    ) -> Prompt:
-        """A prompt with what libraries have of its question in front of it.
-
-        >>> answer = llm.generate(llm.ask_libraries("Who wrote the letter?", [library]))
-        >>> print(answer.text, answer.filter.sources)
-
-        `candidates`: windows that are found, and then read. Raises `LibraryError`.
-        """
-        alone = self.prompt(prompt, protect)
-        request = self._request(alone, SamplingParams(max_tokens=1), _DEFAULT_FILTER, None)
-        names = [library.folder.name for library in libraries]
-        answerable = find_excerpts(
-            libraries,
-            names,
-            request,
-            self._run_to_end(self._vectors.for_question(request)),
-            self._vectors,
-            self.tokenizer,
-            candidates,
-        )
-        return replace(self._with(answerable, prompt, protect), searched=answerable.searched)
-
-    def _with(
-        self, answerable: Answerable, prompt: str | Sequence[Message], protect: Protect
-    ) -> Prompt:
-        excerpts = answerable.excerpts
-        if isinstance(prompt, str):
-            if not self.has_chat_template:
-                text = answerable.in_front_of(prompt)
-                return text_prompt(self.tokenizer, text, protect, excerpts=excerpts)
-            prompt = [{"role": "user", "content": prompt}]
-        short = self.core.planner.short_message_tokens
-        messages = answerable.in_messages(prompt)
-        return chat_prompt(
-            self.tokenizer, messages, protect=protect, short=short, excerpts=excerpts
-        )
-
-    @cached_property
-    def _vectors(self) -> VectorRequests:
-        reading = self.core.reads_with
-        identity = identity_of(
-            reading.planner,
-            self.tokenizer,
-            model=self._name if reading is self.core else f"the reader {self.core.config.reader}",
-            weights=hash_weights(reading.model.hf, rounded=True),
-            tokenizer_hash=hash_tokenizer(self.tokenizer),
-        )
-        return VectorRequests(planner=self.core.planner, identity=identity)
-
-    def _run_to_end(self, request: Request) -> Finished:
+    def run_to_end(self, request: Request) -> Finished:
+        """How a request ended that the engine takes as it is."""
         *_, end = self.core.run_alone(request)
         assert isinstance(end, Finished)
         return end
@@ -272,7 +187,7 @@ class LLM:
                 param="filter.method",
             )
         prompt = self.prompt(prompt, filter.protect)
-        request = self._request(
+        request = self.request(
             prompt, SamplingParams(max_tokens=1), replace(filter, return_selection=True), adapter
         )
         request = replace(request, selects_only=True)
@@ -301,7 +216,7 @@ class LLM:
         long.
         """
         prompt = self.prompt(prompt, filter.protect)
-        request = self._request(prompt, sampling, filter, adapter, field)
+        request = self.request(prompt, sampling, filter, adapter, field)
         return self.core.run_alone(request, on_progress)
 
     def passages(self, prompt: Prompt, report: FilterReport) -> tuple[Passage, ...]:
@@ -324,7 +239,7 @@ class LLM:
             adapter=adapter,
         )
 
-    def _request(
+    def request(
         self,
         prompt: Prompt,
         sampling: SamplingParams,

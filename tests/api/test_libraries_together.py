@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.api.libraries.uploads import Turn
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryBusy
+from gemserve_library.api.uploads import Turn
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.worlds import paragraphs
 
@@ -53,7 +53,7 @@ async def test_few_libraries_are_held_open(
     core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has a connection and a map of its keys, and names come from clients."""
-    monkeypatch.setattr("gemserve.api.libraries.shelf._MOST_OPEN", 2)
+    monkeypatch.setattr("gemserve_library.api.shelf._MOST_OPEN", 2)
     held = len(list(Path("/proc/self/fd").iterdir()))
     async with serve_libraries(core, tmp_path, max_libraries=8) as client:
         for number in range(8):
@@ -126,7 +126,7 @@ async def test_a_path_that_no_address_can_name_is_refused(
 
 
 async def test_a_removal_comes_before_files_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemserve.api.libraries.uploads._REMOVAL_S", 0.2)
+    monkeypatch.setattr("gemserve_library.api.uploads._REMOVAL_S", 0.2)
     turn, said = Turn(), []
 
     async def upload(name: str) -> None:

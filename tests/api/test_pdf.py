@@ -12,8 +12,8 @@ import pytest
 from gemserve.api.documents import file_queue
 from gemserve.api.documents.file_queue import MAX_PDFS, FileQueue
 from gemserve.errors import PdfsBusy, RequestError
-from gemserve.library.file_text import FileText
-from gemserve.library.pdf_text import ReadingLimits, cleaned, read_pdf
+from gemserve.files.file_text import FileText
+from gemserve.files.pdf_text import ReadingLimits, cleaned, read_pdf
 from tests.fakes import Api
 from tests.pdfs import pdf_of
 

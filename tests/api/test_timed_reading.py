@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gemserve.api.app import create_app
-from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.api.serving import build_serving
 from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError, RequestError
 from gemserve.filter_plan import Budget, FilterPlan, Window, WindowPlan
 from gemserve.types import Excerpt, FilterParams, Finished, Request, SamplingParams, WindowsRead
+from gemserve_library.api.timed_reading import read_in_time
 from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 

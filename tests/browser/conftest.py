@@ -137,7 +137,7 @@ def page(browser: Any, server: str) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def fact(tokenizer: Any) -> Any:
     """A document of about 4,000 tokens, and a question that the built-in model can answer."""
-    from gemserve.demo.document import natural_document, synthetic_document
+    from gemserve_lab.demo.document import natural_document, synthetic_document
 
     draw = synthetic_document if MODEL == "builtin" else natural_document
     return draw(tokenizer, 4000, 3)

@@ -16,9 +16,9 @@ from benchmarks.agents.agent_servers import AgentServer, Refused, save_random
 from benchmarks.agents.prompt_parts import ROLES, load_tokenizer
 from benchmarks.agents.request_shapes import Conversation, by_role, measure, read_request
 from gemserve.api.serving import build_serving
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
-from gemserve.evaluation.tasks.example import ExampleDraw
 from tests.agent_requests import RECORDED
 from tests.served import served
 

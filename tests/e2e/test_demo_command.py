@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gemserve.cli.demo import MODELS
 from gemserve.cli.main import main
-from gemserve.demo.run import DEMOS
+from gemserve_lab.commands.demo import MODELS
+from gemserve_lab.demo.run import DEMOS
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.tasks.example import ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
+from gemserve.calibration.search.example import ExampleDraw
+from gemserve_lab.tasks.needle import SUBTASKS
 from tests.fakes import CHAT, COMPLETIONS, data_of, wait_for
 from tests.served import KEEP, Served, prose
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from gemserve.errors import LibraryError
-from gemserve.library import file_text
-from gemserve.library.adding import Source, add_files
-from gemserve.library.cutting import cut_file, sections
-from gemserve.library.file_text import FileText
-from gemserve.library.finding import LeftOut, find_files
-from gemserve.library.ignore_rules import IgnoreRules
-from gemserve.library.store import Library
+from gemserve.files import file_text
+from gemserve.files.file_text import FileText
+from gemserve_library.adding import Source, add_files
+from gemserve_library.cutting import cut_file, sections
+from gemserve_library.finding import LeftOut, find_files
+from gemserve_library.ignore_rules import IgnoreRules
+from gemserve_library.store import Library
 from tests.library.worlds import (
     IDENTITY,
     FakeReader,

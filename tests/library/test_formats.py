@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gemserve.library import converting, file_text
-from gemserve.library.converting import LIMITS
-from gemserve.library.file_text import NoText, read_file, text_of
-from gemserve.library.formats import zip_parts
-from gemserve.library.pdf_text import ReadingLimits
+from gemserve.files import converting, file_text
+from gemserve.files.converting import LIMITS
+from gemserve.files.file_text import NoText, read_file, text_of
+from gemserve.files.formats import zip_parts
+from gemserve.files.pdf_text import ReadingLimits
 
 HTML = pytest.mark.skipif(
     not __import__("importlib.util").util.find_spec("mammoth"),

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from gemserve.library.file_text import NoText, text_of
-from gemserve.library.plain_text import NotText, decode
+from gemserve.files.file_text import NoText, text_of
+from gemserve.files.plain_text import NotText, decode
 
 TEXT = "Das Café öffnet um acht, die Fähre fährt um neun – für „Gäste“."
 LOG = "".join(f"12:00:{i % 60:02} the ferry is at buoy {i}\n" for i in range(2000))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gemserve.filter_plan import QueriesRead
-from gemserve.library.keys_file import rounded_keys
-from gemserve.library.scan import attention_to_windows
-from gemserve.library.search import order_windows, search
+from gemserve_library.keys_file import rounded_keys
+from gemserve_library.scan import attention_to_windows
+from gemserve_library.search import order_windows, search
 from tests.library.worlds import (
     IDENTITY,
     add,
@@ -63,7 +63,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = np.arange(15) * 6
     part = [(records, starts, counts)]
     (whole,) = attention_to_windows(queries, (0, 1), part)
-    monkeypatch.setattr("gemserve.library.scan._AT_ONCE", 13)
+    monkeypatch.setattr("gemserve_library.scan._AT_ONCE", 13)
     (blocks,) = attention_to_windows(queries, (0, 1), part)
     np.testing.assert_allclose(blocks, whole, rtol=1e-5)
 

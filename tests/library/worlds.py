@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from gemserve.filter_plan import KeysRead
-from gemserve.library.adding import Added, Source, add_files
-from gemserve.library.identity import Identity
-from gemserve.library.store import Library
-from gemserve.library.vectors import VectorRequests
 from gemserve.types import Finished, Request, TokenArray
+from gemserve_library.adding import Added, Source, add_files
+from gemserve_library.identity import Identity
+from gemserve_library.store import Library
+from gemserve_library.vectors import VectorRequests
 
 IDENTITY = Identity(
     model="fake",

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.training.conversion_texts import ConversionText
-from gemserve.adapters.training.distill import DistillConfig, Teacher, agreement, distill
-from gemserve.adapters.training.forward import logits_with_gradients
-from gemserve.adapters.training.lora_parameters import LoraParameters
-from gemserve.adapters.training.parameters import Parameters, PrefixParameters, read_prefix
 from gemserve.model.causal_model import CausalModel
+from gemserve_train.conversion_texts import ConversionText
+from gemserve_train.distill import DistillConfig, Teacher, agreement, distill
+from gemserve_train.forward import logits_with_gradients
+from gemserve_train.lora_parameters import LoraParameters
+from gemserve_train.parameters import Parameters, PrefixParameters, read_prefix
 from tests import models
 from tests.model.test_adapters import prompt
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from gemserve.adapters.training.parameters import PrefixParameters
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.engine.answers import answer_all
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
-from gemserve.evaluation.adapters.answer_rules import RULES, interval, matching, paired
-from gemserve.evaluation.adapters.chats import behind_prefix, draw_shots, read_questions
-from gemserve.evaluation.adapters.evaluate import answer_loss, evaluate
-from gemserve.evaluation.answers import answer_all
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import load
+from gemserve_train.evaluation.answer_rules import RULES, interval, matching, paired
+from gemserve_train.evaluation.chats import behind_prefix, draw_shots, read_questions
+from gemserve_train.evaluation.evaluate import answer_loss, evaluate
+from gemserve_train.parameters import PrefixParameters
 
 
 @pytest.mark.parametrize(

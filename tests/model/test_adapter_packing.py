@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.adapted_model import AdaptedModel
-from gemserve.adapters.training.examples import IGNORED, TrainingExample, pack
-from gemserve.adapters.training.forward import logits_with_gradients
-from gemserve.adapters.training.lora_parameters import DEFAULT_TARGETS, LoraParameters, count_lora
-from gemserve.adapters.training.loss_curve import history_of, loss_curve
-from gemserve.adapters.training.parameters import Parameters, PrefixParameters
-from gemserve.adapters.training.run_clock import RunClock
-from gemserve.adapters.training.trainer import TrainConfig, train
 from gemserve.errors import AdapterError
 from gemserve.model.causal_model import CausalModel
+from gemserve_train.adapted_model import AdaptedModel
+from gemserve_train.examples import IGNORED, TrainingExample, pack
+from gemserve_train.forward import logits_with_gradients
+from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters, count_lora
+from gemserve_train.loss_curve import history_of, loss_curve
+from gemserve_train.parameters import Parameters, PrefixParameters
+from gemserve_train.run_clock import RunClock
+from gemserve_train.trainer import TrainConfig, train
 from tests import models
 from tests.model.test_adapter_training import parameters_of, toy_examples
 from tests.model.test_adapters import core_of, generate, prompt, request, run

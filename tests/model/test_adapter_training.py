@@ -12,13 +12,18 @@ import torch
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.adapters.store import AdapterStore
-from gemserve.adapters.training.adapted_model import AdaptedModel
-from gemserve.adapters.training.conversion_texts import ConversionText
-from gemserve.adapters.training.convert import ConvertConfig, convert
-from gemserve.adapters.training.distill import Teacher, agreement
-from gemserve.adapters.training.examples import TrainingExample, read_examples
-from gemserve.adapters.training.forward import logits_with_gradients
-from gemserve.adapters.training.parameters import (
+from gemserve.cost import ModelShape
+from gemserve.errors import AdapterError
+from gemserve.model.adapter import NO_ADAPTER
+from gemserve.model.causal_model import CausalModel
+from gemserve_kernels import Partial
+from gemserve_train.adapted_model import AdaptedModel
+from gemserve_train.conversion_texts import ConversionText
+from gemserve_train.convert import ConvertConfig, convert
+from gemserve_train.distill import Teacher, agreement
+from gemserve_train.examples import TrainingExample, read_examples
+from gemserve_train.forward import logits_with_gradients
+from gemserve_train.parameters import (
     ActivationParameters,
     NTKParameters,
     Parameters,
@@ -26,12 +31,7 @@ from gemserve.adapters.training.parameters import (
     count_parameters,
     read_prefix,
 )
-from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
-from gemserve.cost import ModelShape
-from gemserve.errors import AdapterError
-from gemserve.model.adapter import NO_ADAPTER
-from gemserve.model.causal_model import CausalModel
-from gemserve_kernels import Partial
+from gemserve_train.trainer import TrainConfig, TrainResult, train
 from tests import models
 from tests.model.test_adapters import core_of, prompt, request, run
 
@@ -278,7 +278,7 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         train(model, parameters_of(kind, model), *examples, tmp_path / "a", settings)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gemserve.adapters.training.trainer.run_trainer", lambda *_, **__: 1 / 0)
+        patched.setattr("gemserve_train.trainer.run_trainer", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start()
     for other, name in (
@@ -320,7 +320,7 @@ def test_training_that_diverges_writes_nothing(
 ) -> None:
     model = CausalModel(models.build("llama"))
     lost = TrainResult(steps=1, train_loss=1.0, eval_loss=float("nan"), num_parameters=1)
-    monkeypatch.setattr("gemserve.adapters.training.trainer.run_trainer", lambda *_, **__: lost)
+    monkeypatch.setattr("gemserve_train.trainer.run_trainer", lambda *_, **__: lost)
     with pytest.raises(AdapterError, match="diverged, its loss is nan"):
         train(
             model,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gemserve.adapters.kinds import load_adapter
-from gemserve.adapters.training.lora_parameters import DEFAULT_TARGETS, LoraParameters
-from gemserve.adapters.training.parameters import NTKParameters, Parameters
-from gemserve.adapters.training.trainer import TrainConfig, TrainResult, train
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
+from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
+from gemserve_train.parameters import NTKParameters, Parameters
+from gemserve_train.trainer import TrainConfig, TrainResult, train
 from tests import models
 from tests.model.test_adapter_packing import examples_of
 from tests.model.test_adapter_training import parameters_of

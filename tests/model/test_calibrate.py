@@ -16,15 +16,13 @@ from gemserve.calibration.files import read_calibration
 from gemserve.calibration.search import choose_keep, probes
 from gemserve.calibration.search import choose_layer as calibration
 from gemserve.calibration.search.choose_layer import Effort, calibrate
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.probes import PROBE_KINDS, draw_probes
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
-from gemserve.evaluation.run import generate
-from gemserve.evaluation.tasks.example import ExampleDraw
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.sieve import Sieve
@@ -34,6 +32,8 @@ from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.meaning_facts import facts_in, languages_of, meaning_facts
 from gemserve.synthetic.natural_facts import VocabularyName
 from gemserve.types import FilterParams
+from gemserve_lab.run import generate
+from gemserve_lab.tasks.needle import SUBTASKS
 from tests import models
 from tests.model.test_head_search import MEMORY, core_of
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.compare import compare, judge_fallback
-from gemserve.evaluation.methods_compared import CHOSEN_OUTSIDE
-from gemserve.evaluation.run import Outcome, Outcomes, average, evaluate, run_example
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.registry import TASKS
 from gemserve.filtering.protected_budget import always_read, count_always_read
 from gemserve.filtering.sieve import Sieve
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.types import AUTO_MIN_KEEP
+from gemserve_lab.compare import compare, judge_fallback
+from gemserve_lab.methods_compared import CHOSEN_OUTSIDE
+from gemserve_lab.run import Outcome, Outcomes, average, evaluate, run_example
+from gemserve_lab.tasks.registry import TASKS
 
 ALL = [(task, name) for task, subtasks in TASKS.items() for name in subtasks]
 
@@ -153,7 +153,7 @@ def test_a_stopped_run_resumes(core: Core, tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("gemserve.evaluation.run.run_example", fail)
+    monkeypatch.setattr("gemserve_lab.run.run_example", fail)
     assert go(draws, run) == whole
     with pytest.raises(AssertionError, match="run again"):
         go(draws, {**run, "seed": 1})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gemserve.cli.main import main
-from gemserve.evaluation import run
+from gemserve_lab import run
 
 FILLER = "The river runs past the houses, they say; nobody counts them. "
 
@@ -76,7 +76,7 @@ def test_questions_of_one_s_own(
     def fail(*_: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("gemserve.evaluation.run.run_example", fail)
+    monkeypatch.setattr("gemserve_lab.run.run_example", fail)
     assert main(arguments) == 0
     assert last_line(capsys) == result
     changed = questions()
@@ -181,7 +181,7 @@ def test_what_was_answered_before_a_signal_is_kept(
             signal.raise_signal(number)
         return answer(*given)
 
-    monkeypatch.setattr("gemserve.evaluation.run.run_example", answer_two)
+    monkeypatch.setattr("gemserve_lab.run.run_example", answer_two)
     monkeypatch.setattr("gemserve.cli.progress_count._EVERY_S", 0.0)
     handler = signal.getsignal(number)
     assert main([*arguments, "--json"]) == 128 + number

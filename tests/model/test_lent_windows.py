@@ -11,8 +11,8 @@ import pytest
 from gemserve import filter_plan
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.replicas.window_shares import GroupToRead, Share, request_for, share_of
 from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta, WindowsRead
+from gemserve_fleet.replicas.window_shares import GroupToRead, Share, request_for, share_of
 from tests.model.test_windows import NAMES, answer, core_of, ids_of, request
 
 TOKENS = 200_000  # of the KV memory

@@ -12,9 +12,10 @@ import torch
 from gemserve.config import EngineConfig
 from gemserve.engine.running import index_vectors
 from gemserve.filter_plan import KeysRead, QueriesRead
-from gemserve.library.store import Library
 from gemserve.llm import LLM
 from gemserve.types import FilterOptions, Request, SamplingParams
+from gemserve_library.in_process import LibrariesOf
+from gemserve_library.store import Library
 from tests.library.worlds import paragraphs
 
 NOTES = f"# Boats\n\n{paragraphs(60)}\n\n## Ferries\n\nThe ferry to Malmo leaves at nine.\n\n"
@@ -31,20 +32,22 @@ def llm() -> LLM:
 def library(llm: LLM, tmp_path: Path) -> Library:
     (tmp_path / "notes.md").write_text(NOTES + paragraphs(80, "ferry"))
     (tmp_path / "sea.txt").write_text(paragraphs(100, "sea"))
-    made = llm.library(tmp_path / "library", is_new=True)
-    *_, done = llm.add_files(made, [str(tmp_path / "notes.md"), str(tmp_path / "sea.txt")])
+    made = LibrariesOf(llm).open(tmp_path / "library", is_new=True)
+    *_, done = LibrariesOf(llm).add_files(
+        made, [str(tmp_path / "notes.md"), str(tmp_path / "sea.txt")]
+    )
     assert done.files == 2
     return made
 
 
 def keys_of(llm: LLM, windows: list[Any]) -> list[Any]:
-    end = llm._run_to_end(llm._vectors.for_keys(windows))
+    end = llm.run_to_end(LibrariesOf(llm).vectors.for_keys(windows))
     assert isinstance(end.vectors, KeysRead)
     return list(end.vectors.windows)
 
 
 def test_keys_are_those_of_a_pass_moved_to_its_beginning(llm: LLM) -> None:
-    model, identity = llm.core.model, llm._vectors.identity
+    model, identity = llm.core.model, LibrariesOf(llm).vectors.identity
     texts = [paragraphs(20), paragraphs(7, "sea")]
     windows = [np.array(llm.tokenizer(text)["input_ids"]) for text in texts]
     together = keys_of(llm, windows)
@@ -65,7 +68,7 @@ def test_keys_are_those_of_a_pass_moved_to_its_beginning(llm: LLM) -> None:
 
 def test_a_question_s_queries_are_those_of_its_rows(llm: LLM, monkeypatch: Any) -> None:
     """With the keys of a window they give the logits of the window's own pass at that distance."""
-    model, identity = llm.core.model, llm._vectors.identity
+    model, identity = llm.core.model, LibrariesOf(llm).vectors.identity
     alone = llm.prompt(QUESTION)
     request = Request(
         request_id="a",
@@ -73,15 +76,15 @@ def test_a_question_s_queries_are_those_of_its_rows(llm: LLM, monkeypatch: Any) 
         sampling=SamplingParams(max_tokens=1),
         filter=llm.core.planner.resolve(FilterOptions()),
     )
-    asked = llm._vectors.for_question(request)
-    end = llm._run_to_end(asked)
+    asked = LibrariesOf(llm).vectors.for_question(request)
+    end = llm.run_to_end(asked)
     found = end.vectors
     assert isinstance(found, QueriesRead)
     assert asked.plan is not None
     assert found.queries.shape == (len(identity.heads), len(asked.plan.rows), identity.head_dim)
     assert found.sinks.shape == found.queries.shape[:2]
     monkeypatch.setattr(index_vectors, "DISTANCE", 0)
-    nearest = llm._run_to_end(asked).vectors
+    nearest = llm.run_to_end(asked).vectors
     assert isinstance(nearest, QueriesRead)
     # at distance 0 the first row stands where the anchor's first token does: lengths are the same
     lengths = np.linalg.norm(found.queries, axis=-1)
@@ -90,7 +93,7 @@ def test_a_question_s_queries_are_those_of_its_rows(llm: LLM, monkeypatch: Any) 
 
 
 def test_an_answer_has_its_sources(llm: LLM, library: Library, tmp_path: Path) -> None:
-    prompt = llm.ask_libraries(QUESTION, [library], candidates=4)
+    prompt = LibrariesOf(llm).prompt(QUESTION, [library], candidates=4)
     report = llm.generate(prompt, max_tokens=4, filter=KEEP).filter
     assert report.searched is not None
     assert report.searched.candidates == len(prompt.excerpts) > 1
@@ -112,8 +115,8 @@ def test_an_answer_has_its_sources(llm: LLM, library: Library, tmp_path: Path) -
 def test_windows_are_found_in_the_cache(llm: LLM, library: Library) -> None:
     """They are cut and tokenized as they were read, whatever else the prompt has."""
     names = {row[0] for row in library._connection.execute("SELECT name FROM windows")}
-    prompt = llm.ask_libraries(QUESTION, [library], candidates=4)
-    request = llm._request(prompt, SamplingParams(max_tokens=1), KEEP, None)
+    prompt = LibrariesOf(llm).prompt(QUESTION, [library], candidates=4)
+    request = llm.request(prompt, SamplingParams(max_tokens=1), KEEP, None)
     plan = llm.core.planner.planned(request).plan
     assert plan is not None
     assert plan.windows is not None
@@ -122,7 +125,7 @@ def test_windows_are_found_in_the_cache(llm: LLM, library: Library) -> None:
     warm = llm.select(prompt, filter=KEEP)
     assert cold.passages == warm.passages
     assert warm.filter.cached_windows == warm.filter.windows == len(prompt.excerpts)
-    other = llm.ask_libraries(f"{QUESTION} And the river?", [library], candidates=4)
+    other = LibrariesOf(llm).prompt(f"{QUESTION} And the river?", [library], candidates=4)
     assert llm.select(other, filter=KEEP).filter.cached_windows
 
 
@@ -130,8 +133,8 @@ def test_reading_files_leaves_nothing_in_the_document_cache(llm: LLM, tmp_path: 
     """Millions of tokens would drive out what others ask about."""
     before = llm.core.cache_state
     (tmp_path / "x.txt").write_text(paragraphs(200, "glacier"))
-    made = llm.library(tmp_path / "y", is_new=True)
-    list(llm.add_files(made, [str(tmp_path / "x.txt")]))
+    made = LibrariesOf(llm).open(tmp_path / "y", is_new=True)
+    list(LibrariesOf(llm).add_files(made, [str(tmp_path / "x.txt")]))
     assert llm.core.cache_state == before
     llm.core.check_integrity()
 
@@ -143,9 +146,9 @@ def test_a_file_cannot_speak_as_the_template(llm: LLM, tmp_path: Path) -> None:
         if token.special
     )
     (tmp_path / "x.txt").write_text(f"The ferry {control} leaves at nine.\n\n{paragraphs(100)}")
-    made = llm.library(tmp_path / "y", is_new=True)
-    list(llm.add_files(made, [str(tmp_path / "x.txt")]))
-    prompt = llm.ask_libraries(QUESTION, [made], candidates=4)
+    made = LibrariesOf(llm).open(tmp_path / "y", is_new=True)
+    list(LibrariesOf(llm).add_files(made, [str(tmp_path / "x.txt")]))
+    prompt = LibrariesOf(llm).prompt(QUESTION, [made], candidates=4)
     assert prompt.excerpts
     forged = llm.tokenizer.convert_tokens_to_ids(control)
     for excerpt in prompt.excerpts:
@@ -158,7 +161,7 @@ def test_text_of_the_user_stands_beside_the_excerpts(llm: LLM, library: Library)
         {"role": "assistant", "content": "Good."},
         {"role": "user", "content": f"I am in a hurry.\n\n{QUESTION}"},
     ]
-    prompt = llm.ask_libraries(messages, [library], candidates=4)
+    prompt = LibrariesOf(llm).prompt(messages, [library], candidates=4)
     assert prompt.text.index("I travel by sea.") < prompt.text.index("<documents>")
     assert prompt.text.index("</documents>") < prompt.text.index("I am in a hurry.")
     kept = llm.select(prompt, filter=KEEP)

@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.evaluation.run import run_example
-from gemserve.evaluation.tasks.example import ExampleDraw
-from gemserve.evaluation.tasks.haystack import draw_filler
-from gemserve.evaluation.tasks.needle import SUBTASKS
 from gemserve.filter_plan import Budget
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.selector import Evidence, LayerEvidence
@@ -35,6 +32,9 @@ from gemserve.types import (
     TextBreaks,
 )
 from gemserve_kernels import select_backend
+from gemserve_lab.run import run_example
+from gemserve_lab.tasks.haystack import draw_filler
+from gemserve_lab.tasks.needle import SUBTASKS
 
 pytestmark = pytest.mark.usefixtures("use_compiled_step")
 METHODS: tuple[FilterMethod, ...] = ("sieve", "position", "random")

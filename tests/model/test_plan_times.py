@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gemserve.accelerators import DEVICES
 from gemserve.cli.main import main
-from gemserve.fleet.device import DEVICES
 
 TOKENS = 4096
 

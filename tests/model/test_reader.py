@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.cache.state import StoredDocument
@@ -30,6 +29,8 @@ from gemserve.types import (
     SamplingParams,
     TextDelta,
 )
+from gemserve_library.api.timed_reading import read_in_time
+from gemserve_library.in_process import LibrariesOf
 
 SETTINGS = EngineConfig(
     kv_memory_bytes=256 << 20, filter_min_tokens=256, filter_keep=64, filter_on_error="reject"
@@ -56,7 +57,7 @@ def prompt(sentences: int = 150, start: int = 0) -> str:
 
 def request(llm: LLM, name: str, options: FilterOptions = READER, **changes: Any) -> Request:
     sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    made = llm._request(llm.prompt(prompt()), sampling, options, None)
+    made = llm.request(llm.prompt(prompt()), sampling, options, None)
     return replace(made, request_id=name, **changes)
 
 
@@ -163,11 +164,11 @@ def test_streams_go_on_while_the_reader_reads(paired: LLM) -> None:
     core = paired.core
     plain = FilterOptions(method="none")
     long = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
-    stream = paired._request(paired.prompt(prompt(3)), long, plain, None)
+    stream = paired.request(paired.prompt(prompt(3)), long, plain, None)
     job = core.add(stream)
     while not any(isinstance(event, TextDelta) for _, event in core.step()):
         pass
-    made = paired._request(paired.prompt(prompt(400)), long, READER, None)
+    made = paired.request(paired.prompt(prompt(400)), long, READER, None)
     reading, drawn = core.add(made), 0
     for _ in range(4000):
         emitted = core.step()
@@ -214,10 +215,10 @@ def test_a_second_question_finds_what_the_reader_has_read(paired: LLM) -> None:
 def test_a_library_is_read_by_the_reader(paired: LLM, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text(prompt(200).rpartition("\n\n")[0])
-    library = paired.library(tmp_path / "library", is_new=True)
-    *_, done = paired.add_files(library, [str(file)])
+    library = LibrariesOf(paired).open(tmp_path / "library", is_new=True)
+    *_, done = LibrariesOf(paired).add_files(library, [str(file)])
     assert done.files == 1
-    asked = paired.ask_libraries("What is the code of the red lamp?", [library])
+    asked = LibrariesOf(paired).prompt("What is the code of the red lamp?", [library])
     answer = paired.generate(asked, max_tokens=8)
     assert answer.filter.reader == "reader"
     assert answer.filter.sources
@@ -296,11 +297,11 @@ def test_candidates_are_read_by_the_reader_one_by_one(paired: LLM, tmp_path: Pat
     for number in range(4):
         text = prompt(120, start=100 * number).rpartition("\n\n")[0]
         (tmp_path / f"{number}.txt").write_text(text)
-    library = paired.library(tmp_path / "library", is_new=True)
-    list(paired.add_files(library, [str(path) for path in tmp_path.glob("*.txt")]))
-    asked = paired.ask_libraries("What is the code of the red lamp?", [library])
+    library = LibrariesOf(paired).open(tmp_path / "library", is_new=True)
+    list(LibrariesOf(paired).add_files(library, [str(path) for path in tmp_path.glob("*.txt")]))
+    asked = LibrariesOf(paired).prompt("What is the code of the red lamp?", [library])
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
-    made = paired._request(asked, sampling, READER, None)
+    made = paired.request(asked, sampling, READER, None)
     planned = paired.core.planner.planned(replace(made, tenant=b"nobody else"))
     submitted: list[Request] = []
 

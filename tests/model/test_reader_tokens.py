@@ -53,7 +53,7 @@ def document(seed: int, pieces: int = 120) -> str:
 def request(llm: LLM, text: str, **options: Any) -> Request:
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     filtering = FilterOptions(return_selection=True, **options)
-    made = llm._request(llm.prompt(f"{text}\n\n{QUESTION}"), sampling, filtering, None)
+    made = llm.request(llm.prompt(f"{text}\n\n{QUESTION}"), sampling, filtering, None)
     return llm.core.planner.planned(made)
 
 

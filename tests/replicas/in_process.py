@@ -14,15 +14,15 @@ import httpx
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
-from gemserve.replicas.cached_chunks import split_keys
-from gemserve.replicas.ingress import Ingress, create_ingress
-from gemserve.replicas.ingress_metrics import IngressMetrics
-from gemserve.replicas.messages import FromReplica, RelayedRequest
-from gemserve.replicas.relayed_app import RelayedApp
-from gemserve.replicas.replica_calls import CALL_TIMEOUT_S, ReplicaFailed, ReplicaLost
-from gemserve.replicas.replica_choice import RoutingHints, by_cost, order_replicas
-from gemserve.replicas.routing import ReplicaState
-from gemserve.replicas.staged_adapters import StagedAdapters
+from gemserve_fleet.replicas.cached_chunks import split_keys
+from gemserve_fleet.replicas.ingress import Ingress, create_ingress
+from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
+from gemserve_fleet.replicas.messages import FromReplica, RelayedRequest
+from gemserve_fleet.replicas.relayed_app import RelayedApp
+from gemserve_fleet.replicas.replica_calls import CALL_TIMEOUT_S, ReplicaFailed, ReplicaLost
+from gemserve_fleet.replicas.replica_choice import RoutingHints, by_cost, order_replicas
+from gemserve_fleet.replicas.routing import ReplicaState
+from gemserve_fleet.replicas.staged_adapters import StagedAdapters
 from tests.fakes import FakeCore, serving_over
 
 

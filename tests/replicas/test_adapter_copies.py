@@ -16,8 +16,8 @@ from gemserve.adapters import store as store_module
 from gemserve.adapters.store import AdapterStore
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
-from gemserve.replicas.ingress import create_ingress
-from gemserve.replicas.ingress_metrics import IngressMetrics
+from gemserve_fleet.replicas.ingress import create_ingress
+from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests import adapters, models
 from tests.fakes import COMPLETIONS, FakeCore, wait_for_async
 from tests.replicas.in_process import Fleet, fleet_of, replica_of
@@ -259,7 +259,7 @@ async def test_a_replica_that_did_not_answer_is_left_out_until_it_has_all(
 
     async def call(replica: str, method: str, *arguments: Any, **more: Any) -> Any:
         if hangs and replica == "r1":
-            from gemserve.replicas.replica_calls import ReplicaLost
+            from gemserve_fleet.replicas.replica_calls import ReplicaLost
 
             raise ReplicaLost("r1 has not answered")
         return await original(replica, method, *arguments, **more)

@@ -9,12 +9,12 @@ import pytest
 
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
-from gemserve.replicas.cached_chunks import CachedChunks, split_keys
-from gemserve.replicas.replica_choice import RoutingHints, by_cost, route_of
-from gemserve.replicas.replica_reports import QueueReport, ReplicaReports, report_of
-from gemserve.replicas.routing import ModelReading, TokenCosts
-from gemserve.replicas.text_chunks import TextChunk, chunk_salt, text_chunks
 from gemserve.types import CacheEntry, HeldPart, ReadingNotes, Request
+from gemserve_fleet.replicas.cached_chunks import CachedChunks, split_keys
+from gemserve_fleet.replicas.replica_choice import RoutingHints, by_cost, route_of
+from gemserve_fleet.replicas.replica_reports import QueueReport, ReplicaReports, report_of
+from gemserve_fleet.replicas.routing import ModelReading, TokenCosts
+from gemserve_fleet.replicas.text_chunks import TextChunk, chunk_salt, text_chunks
 from tests.fakes import CHAT, FakeCore
 from tests.replicas.in_process import fleet_of
 

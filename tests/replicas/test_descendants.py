@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gemserve.replicas.descendants import end_processes, find_descendants
+from gemserve_fleet.replicas.descendants import end_processes, find_descendants
 from tests.fakes import wait_for
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"

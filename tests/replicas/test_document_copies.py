@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gemserve.replicas.document_copies import DocumentCopies
-from gemserve.replicas.messages import DocumentCopy
+from gemserve_fleet.replicas.document_copies import DocumentCopies
+from gemserve_fleet.replicas.messages import DocumentCopy
 from tests.fakes import Clock
 
 ALICE, BOB = b"alice", b"bob"

@@ -1,4 +1,4 @@
-"""The application of `gemserve.cli.ray_app`: its arguments. The rest is as with `serve`."""
+"""The application of `gemserve_fleet.ray_app`: its arguments. The rest is as with `serve`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
 
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from gemserve.cli.ray_app import build
+from gemserve_fleet.ray_app import build
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -64,7 +64,7 @@ def examples(page: str) -> list[Any]:
 def test_the_configuration_of_a_page_is_accepted(page: str) -> None:
     (config,) = (each for each in examples(page) if "applications" in each)
     (application,) = ServeDeploySchema.model_validate(config).applications
-    assert application.import_path == "gemserve.cli.ray_app:build"
+    assert application.import_path == "gemserve_fleet.ray_app:build"
     assert build(application.args)._bound_deployment.name == "ingress"
 
 

@@ -11,10 +11,10 @@ pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
 
 from ray.serve import context
 
-from gemserve.replicas.messages import RelayedRequest
-from gemserve.replicas.ray_replicas import RayReplicas
-from gemserve.replicas.replica_choice import RoutingHints
-from gemserve.replicas.router_link import ROUTER_LINK
+from gemserve_fleet.replicas.messages import RelayedRequest
+from gemserve_fleet.replicas.ray_replicas import RayReplicas
+from gemserve_fleet.replicas.replica_choice import RoutingHints
+from gemserve_fleet.replicas.router_link import ROUTER_LINK
 
 pytestmark = pytest.mark.anyio
 NAMES = ("r0", "r1")

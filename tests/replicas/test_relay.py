@@ -189,7 +189,7 @@ async def test_metrics_of_all_replicas_are_told_apart(
     fleet: Fleet, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # on a busy machine two replicas and the ingress in one process may take longer
-    monkeypatch.setattr("gemserve.replicas.ingress.PROBE_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("gemserve_fleet.replicas.ingress.PROBE_TIMEOUT_S", 30.0)
     gate.set()
     await fleet.client.post(CHAT, json=BODIES[CHAT])
     text = (await fleet.client.get("/metrics")).text

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gemserve.replicas.replica_choice import RoutingHints, by_cost, order_replicas, route_of
-from gemserve.replicas.routing import ReplicaState
-from gemserve.replicas.text_chunks import TextChunk
+from gemserve_fleet.replicas.replica_choice import RoutingHints, by_cost, order_replicas, route_of
+from gemserve_fleet.replicas.routing import ReplicaState
+from gemserve_fleet.replicas.text_chunks import TextChunk
 
 STATES = [
     ReplicaState(name="a", queued_tokens=600),

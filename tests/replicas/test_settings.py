@@ -11,7 +11,7 @@ import pytest
 from gemserve.cli.main import main
 from gemserve.cli.startup_checks import total_memory
 from gemserve.errors import ConfigError
-from gemserve.replicas.cluster import check_ray_is_installed, prepare_environment
+from gemserve_fleet.replicas.cluster import check_ray_is_installed, prepare_environment
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

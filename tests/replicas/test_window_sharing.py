@@ -27,14 +27,14 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.filter_plan import Window, WindowPlan
-from gemserve.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
-from gemserve.replicas.relayed_app import RelayedApp
-from gemserve.replicas.replica_calls import ReplicaLost
-from gemserve.replicas.share_reading import ShareReader
-from gemserve.replicas.staged_adapters import StagedAdapters
-from gemserve.replicas.window_shares import FromPeer, Refused, Share, assign_groups
-from gemserve.replicas.window_sharing import LEAST_GROUPS, WindowSharing
 from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve_fleet.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
+from gemserve_fleet.replicas.relayed_app import RelayedApp
+from gemserve_fleet.replicas.replica_calls import ReplicaLost
+from gemserve_fleet.replicas.share_reading import ShareReader
+from gemserve_fleet.replicas.staged_adapters import StagedAdapters
+from gemserve_fleet.replicas.window_shares import FromPeer, Refused, Share, assign_groups
+from gemserve_fleet.replicas.window_sharing import LEAST_GROUPS, WindowSharing
 from tests import adapters
 from tests.fakes import CHAT, parse_metrics, wait_for_async
 

@@ -22,7 +22,7 @@ from benchmarks.agents.prompt_parts import (
 )
 from benchmarks.agents.request_shapes import SHAPES, Conversation, make_chat, read_request
 from gemserve.api.requests.chat_body import ChatBody
-from gemserve.evaluation.tasks.example import ExampleDraw
+from gemserve.calibration.search.example import ExampleDraw
 from tests.agent_requests import RECORDED
 from tests.chat_templates import ALTERNATING, FAMILIES, shaped_like
 

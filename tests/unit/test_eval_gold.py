@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.cli.main import main
 from gemserve.errors import ConfigError
-from gemserve.evaluation.tasks import jsonl
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.example_file import check_gold
+from gemserve_lab.tasks import jsonl
+from gemserve_lab.tasks.example_file import check_gold
 
 FILLER = "The river runs past the houses, they say; nobody counts them. " * 12
 FACT = "The code for the lantern is 48213."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.report import page, what_follows
+from gemserve_lab.report import page, what_follows
 
 
 def difference(method: str, other: str, low: float, high: float) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemserve.cli.tables import outcome_table
-from gemserve.evaluation.run import Row
+from gemserve_lab.commands.outcome_table import outcome_table
+from gemserve_lab.run import Row
 
 
 def row(method: str, subtask: str, prompt_tokens: int = 5712, recall: float | None = None) -> Row:

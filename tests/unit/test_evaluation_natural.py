@@ -7,11 +7,16 @@ from typing import Any, get_args
 
 import pytest
 
-from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.natural import FILLERS, NaturalKind, natural_maker
-from gemserve.synthetic.natural_facts import KINDS, VOCABULARIES, VocabularyName, draw_facts
+from gemserve.calibration.search.example import Example, ExampleDraw, contains
+from gemserve.synthetic.natural_facts import (
+    FILLERS,
+    KINDS,
+    VOCABULARIES,
+    VocabularyName,
+    draw_facts,
+)
 from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
+from gemserve_lab.tasks.natural import NaturalKind, natural_maker
 
 NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)
 

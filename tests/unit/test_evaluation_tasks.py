@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.metrics import METRICS
-from gemserve.evaluation.tasks.code import draw_definitions
-from gemserve.evaluation.tasks.example import Example, ExampleDraw, with_metric
-from gemserve.evaluation.tasks.inference import draw_chain
-from gemserve.evaluation.tasks.registry import DEFAULT_SUBTASKS, TASKS
-from gemserve.evaluation.tasks.words_associative import NAMES, PAIRS
+from gemserve.calibration.search.example import Example, ExampleDraw, with_metric
+from gemserve_lab.metrics import METRICS
+from gemserve_lab.tasks.code import draw_definitions
+from gemserve_lab.tasks.inference import draw_chain
+from gemserve_lab.tasks.registry import DEFAULT_SUBTASKS, TASKS
+from gemserve_lab.tasks.words_associative import NAMES, PAIRS
 
 NEW = [
     *(

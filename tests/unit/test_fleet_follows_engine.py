@@ -18,10 +18,10 @@ from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput, StepPlan
 from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.fleet.load import Arrival, Load, arrivals
-from gemserve.fleet.replica import Job, Replica, ReplicaMemory
-from gemserve.fleet.request_cost import RequestCost
 from gemserve.types import FilterParams, Request, SamplingParams
+from gemserve_fleet.simulator.load import Arrival, Load, arrivals
+from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
+from gemserve_fleet.simulator.request_cost import RequestCost
 
 LAYERS, FILTER_LAYER = 8, 2
 PROMPT, KEPT, ANSWER = 16_384, 512, 64

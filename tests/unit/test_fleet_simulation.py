@@ -9,16 +9,16 @@ from random import Random
 import numpy as np
 import pytest
 
+from gemserve.accelerators import DEVICES
 from gemserve.cost import ModelShape
-from gemserve.fleet.device import DEVICES
-from gemserve.fleet.load import Arrival, Load, arrivals
-from gemserve.fleet.piece_cache import PieceCache
-from gemserve.fleet.policies import POLICIES
-from gemserve.fleet.replica import Job, Replica, ReplicaMemory
-from gemserve.fleet.request_cost import MeasuredSpeeds, RequestCost, request_cost
-from gemserve.fleet.simulation import Outcome, simulate
-from gemserve.fleet.sizing import smallest_fleet
-from gemserve.replicas.routing import Reading
+from gemserve_fleet.replicas.routing import Reading
+from gemserve_fleet.simulator.load import Arrival, Load, arrivals
+from gemserve_fleet.simulator.piece_cache import PieceCache
+from gemserve_fleet.simulator.policies import POLICIES
+from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
+from gemserve_fleet.simulator.request_cost import MeasuredSpeeds, RequestCost, request_cost
+from gemserve_fleet.simulator.simulation import Outcome, simulate
+from gemserve_fleet.simulator.sizing import smallest_fleet
 
 # Reads a document of 8 pieces in 0.8 s, and answers with 50 tokens in 0.5 s.
 COST = RequestCost(

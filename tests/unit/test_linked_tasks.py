@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from gemserve.evaluation.metrics import contains
-from gemserve.evaluation.run import recall
-from gemserve.evaluation.tasks.example import Example, ExampleDraw
-from gemserve.evaluation.tasks.haystack import Placed
-from gemserve.evaluation.tasks.linked import MOST_DEFINITIONS, draw_definitions, draw_pair
-from gemserve.evaluation.tasks.natural import draw_natural, draw_near_misses
-from gemserve.evaluation.tasks.registry import TASKS
-from gemserve.evaluation.tasks.words_linked import (
+from gemserve.calibration.search.example import Example, ExampleDraw, contains, recall
+from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.natural_facts import VOCABULARIES
+from gemserve.synthetic.words_near_misses import NEAR_MISSES
+from gemserve_lab.tasks.haystack import Placed
+from gemserve_lab.tasks.linked import MOST_DEFINITIONS, draw_definitions, draw_pair
+from gemserve_lab.tasks.natural import draw_natural, draw_near_misses
+from gemserve_lab.tasks.registry import TASKS
+from gemserve_lab.tasks.words_linked import (
     COMPANIES,
     DEFINITIONS,
     DUTIES,
@@ -24,9 +25,6 @@ from gemserve.evaluation.tasks.words_linked import (
     TERMS,
     THINGS,
 )
-from gemserve.prompting.prompt import Prompt
-from gemserve.synthetic.natural_facts import VOCABULARIES
-from gemserve.synthetic.words_near_misses import NEAR_MISSES
 
 NAMES = ("near_misses", "pairs", "far_definition")
 

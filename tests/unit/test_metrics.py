@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from gemserve.evaluation.metrics import METRICS, score_answer
-from gemserve.evaluation.tasks.example import Example
+from gemserve.calibration.search.example import Example
 from gemserve.prompting.prompt import Prompt
+from gemserve_lab.metrics import METRICS, score_answer
 
 LABELS = ("city", "capital city", "country", "person")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import real_documents as real
-from gemserve.evaluation.tasks import jsonl
+from gemserve_lab.tasks import jsonl
 
 both = pytest.mark.parametrize("questions", [real.QUESTIONS, real.HELD_OUT], ids=lambda p: p.stem)
 TEXT = "\n\n".join(f"Paragraph {i} says\nthat its number is {i}." for i in range(1000))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gemserve.errors import ConfigError
-from gemserve.evaluation.metrics import METRICS, check_packages
-from gemserve.evaluation.tasks import jsonl, longbench
+from gemserve_lab.metrics import METRICS, check_packages
+from gemserve_lab.tasks import jsonl, longbench
 
 LINE: dict[str, Any] = {"context": "It is 5.", "question": "What is it?", "answers": ["5"]}
 LONGBENCH_LINE: dict[str, Any] = {

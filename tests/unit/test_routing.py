@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from gemserve.cost import ModelShape
-from gemserve.replicas.replica_reports import ReplicaReports, report_of
-from gemserve.replicas.routing import (
+from gemserve_fleet.replicas.replica_reports import ReplicaReports, report_of
+from gemserve_fleet.replicas.routing import (
     ModelReading,
     Reading,
     ReplicaState,
@@ -18,7 +18,7 @@ from gemserve.replicas.routing import (
     TokenCosts,
     choose_replica,
 )
-from gemserve.replicas.text_chunks import TextChunk
+from gemserve_fleet.replicas.text_chunks import TextChunk
 
 COSTS = TokenCosts(full=3.0, answered=1.0)
 BOUND = 100_000

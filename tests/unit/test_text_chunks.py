@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gemserve.replicas.text_chunks import LEAST_CHUNK, MOST_CHUNK, chunk_salt, text_chunks
+from gemserve_fleet.replicas.text_chunks import LEAST_CHUNK, MOST_CHUNK, chunk_salt, text_chunks
 
 SALT = chunk_salt(b"of the fleet", "tenant")
 WORDS = ["the", "lantern", "is", "kept", "under", "a", "stair", "beside", "seven", "lamps"]

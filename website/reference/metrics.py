@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from gemserve.api.telemetry.server_metrics import Metrics
-from gemserve.replicas.ingress_metrics import IngressMetrics
+from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from website.reference.example_server import example_server
 from website.reference.markdown import NOTE, code, prose, table
 

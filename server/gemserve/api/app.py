@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from pathlib import Path
+from itertools import chain
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
@@ -19,14 +19,9 @@ from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.reply_memory import ReplyMemory
-from gemserve.api.anthropic.routes import anthropic_routes
 from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
-from gemserve.api.libraries.shelf import Shelf
-from gemserve.api.libraries.uploads import Uploads
-from gemserve.api.ollama.routes import ollama_routes
-from gemserve.api.openai_responses.routes import openai_responses_routes
 from gemserve.api.openapi import write_document
 from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_request_id
 from gemserve.api.requests.field_schemas import Json
@@ -40,7 +35,6 @@ from gemserve.api.routes.documents import document_routes
 from gemserve.api.routes.filter import filter_routes
 from gemserve.api.routes.health import health_routes
 from gemserve.api.routes.inspector import inspector_routes
-from gemserve.api.routes.libraries import library_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
@@ -52,8 +46,9 @@ from gemserve.api.serving import Serving
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
-from gemserve.errors import ConfigError, GemserveError
-from gemserve.library.pdf_text import ReadingLimits
+from gemserve.errors import GemserveError
+from gemserve.files.pdf_text import ReadingLimits
+from gemserve.wings import AppParts, OpenedWing, wings
 
 
 def create_app(
@@ -66,7 +61,7 @@ def create_app(
 ) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
 
-    It stops the engine and the export of `traces`, and closes libraries, when it shuts down. Raises
+    It stops the engine and the export of `traces`, and closes the wings, when it shuts down. Raises
     `ConfigError` if its key files are wrong. `is_replica`: requests have passed the outer
     middleware of an ingress, which has put the caller into their state. `new_sharing`: makes what
     has other replicas read parts of long documents, if there are any. `load_adapter`: what
@@ -77,7 +72,7 @@ def create_app(
     backlog = Backlog(max_tokens=config.max_queued_tokens)
     documents = DocumentStore(config, serving.engine.forget_documents)
     metrics = Metrics(serving.engine, serving.adapters, serving.model_name, serving.backend)
-    shelf = _shelf_of(serving)
+    opened = [wing.open(serving) for wing in wings()]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -89,8 +84,8 @@ def create_app(
         if serving.watchdog is not None:
             serving.watchdog.stop()
         await to_thread.run_sync(serving.engine.stop)
-        if shelf is not None:
-            await to_thread.run_sync(shelf.close)
+        for wing in opened:
+            await to_thread.run_sync(wing.close)
         if traces is not None:
             await to_thread.run_sync(traces.shut_down)
 
@@ -103,7 +98,7 @@ def create_app(
     sharing = None if new_sharing is None else new_sharing(backlog, metrics)
     operations: dict[str, Operation] = {}
     for routes in _all_routes(
-        serving, metrics, traces, backlog, documents, shelf, sharing, load_adapter
+        serving, metrics, traces, backlog, documents, opened, sharing, load_adapter
     ):
         app.include_router(routes)
         operations |= routes.operations
@@ -126,7 +121,7 @@ def _all_routes(
     traces: Traces | None,
     backlog: Backlog,
     documents: DocumentStore,
-    shelf: Shelf | None,
+    opened: Sequence[OpenedWing],
     sharing: WindowSharing | None,
     load_adapter: LoadAdapter | None,
 ) -> list[Routes]:
@@ -146,22 +141,18 @@ def _all_routes(
         turns=TextTurns(backlog.is_alone),
         traces=traces,
         sharing=sharing,
-        shelf=shelf,
-        has_cache=serving.engine_config().cache_memory > 0,
+        excerpts=next((wing.excerpts for wing in opened if wing.excerpts is not None), None),
     )
+    parts = AppParts(serving=serving, submitter=submitter, models=models)
     files = FileQueue(
         ReadingLimits(text_bytes=config.max_document_bytes, unpacked_bytes=config.max_body_bytes)
     )
     return [
         completion_routes(submitter, builder),
-        openai_responses_routes(submitter, builder),
-        anthropic_routes(submitter, builder),
-        ollama_routes(submitter, builder, models, serving.model_type),
         filter_routes(submitter, builder),
         ranking_routes(submitter, builder),
         document_routes(submitter, builder, documents, files),
         document_text_routes(submitter, files),
-        library_routes(submitter, shelf, None if shelf is None else Uploads(shelf, engine)),
         tokenizing_routes(builder, models, documents, submitter.turns),
         model_routes(models, builder.context_tokens),
         adapter_routes(models, config, load_adapter),
@@ -174,22 +165,8 @@ def _all_routes(
             engine_config=serving.engine_config,
             config=config,
         ),
+        *chain.from_iterable(wing.routes(parts) for wing in opened),
     ]
-
-
-def _shelf_of(serving: Serving) -> Shelf | None:
-    """The libraries of the server, if it has any. Raises `ConfigError`."""
-    config, vectors = serving.config, serving.vectors
-    if config.library_dir is None:
-        return None
-    if vectors is None:
-        raise ConfigError(
-            f"library_dir={config.library_dir}: no heads of this model are known to find facts; "
-            "run gemserve calibrate first"
-            + (", or use --calibrate auto" if serving.engine.has_idle_work else "")
-        )
-    forget = serving.engine.forget_documents
-    return Shelf(Path(config.library_dir), vectors, serving.builder.tokenizer, config, forget)
 
 
 def _add_middleware(

@@ -17,8 +17,6 @@ from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
-from gemserve.api.anthropic.errors import AnthropicErrors
-from gemserve.api.ollama.errors import OllamaErrors
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,
     KEPT_TOKENS_HEADER,
@@ -26,6 +24,7 @@ from gemserve.api.replies.token_counts import (
     PROMPT_TOKENS_HEADER,
 )
 from gemserve.config import ServerConfig
+from gemserve.wings import wings
 
 # the reply's headers that a page of another origin may read
 EXPOSED_HEADERS = (
@@ -72,8 +71,9 @@ def add_outer_middleware(app: Starlette, config: ServerConfig, counts: Counts) -
     if hosts is not None:
         app.add_middleware(HostCheck, names=hosts, on_refusal=counts.refusal)
     add_request_id(app, counts)
-    app.add_middleware(AnthropicErrors)
-    app.add_middleware(OllamaErrors)
+    for wing in wings():
+        for form in wing.error_forms():
+            app.add_middleware(form)
 
 
 def add_request_id(app: Starlette, counts: Counts) -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig, served_name
+from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine, IdleWork
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
-from gemserve.library.vectors import VectorRequests, identity_of
-from gemserve.model.base_model import hash_tokenizer, hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Backend
 
@@ -24,8 +22,8 @@ class Serving:
     """What the application serves. `model_type`: the architecture's name, such as "llama".
 
     `also_named`: a second name by which requests may call the model, such as its path.
-    `vectors`: what libraries ask the engine for; None: there are none. `engine_config` gives the
-    settings as they are now.
+    `core`: of the engine, whose thread alone may change it; None in tests without a model.
+    `engine_config` gives the settings as they are now.
     """
 
     engine: Engine
@@ -38,7 +36,7 @@ class Serving:
     engine_config: Callable[[], EngineConfig] = EngineConfig
     model_type: str = "unknown"
     also_named: str | None = None
-    vectors: VectorRequests | None = None
+    core: Core | None = None
 
 
 def build_serving(
@@ -77,28 +75,8 @@ def build_serving(
         engine_config=lambda: core.config,
         model_type=core.model.config.model_type,
         also_named=also_named,
-        vectors=None if config.library_dir is None else vectors_of(core, model_name),
+        core=core,
     )
-
-
-def vectors_of(core: Core, model_name: str) -> VectorRequests | None:
-    """What libraries of this model ask the engine for; None: its heads are not calibrated."""
-    reading = core.reads_with
-    if reading.calibration.heads is None:
-        return None
-    identity = identity_of(
-        reading.planner,
-        core.tokenizer,
-        model=model_name if reading is core else _reader_name(core.config),
-        weights=hash_weights(reading.model.hf, rounded=True),
-        tokenizer_hash=hash_tokenizer(core.tokenizer),
-    )
-    return VectorRequests(planner=core.planner, identity=identity)
-
-
-def _reader_name(config: EngineConfig) -> str:
-    assert config.reader is not None
-    return f"the reader {served_name(ModelConfig(model=config.reader), ServerConfig())}"
 
 
 def watchdog_of(engine: Engine, config: ServerConfig) -> Watchdog | None:

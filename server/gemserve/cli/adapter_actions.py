@@ -1,20 +1,15 @@
-"""`gemserve adapter ACTION`: work on adapters without a server. Each action is a file."""
+"""`gemserve adapter ACTION`: work on adapters without a server. Wings add further actions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gemserve.cli import adapter_convert, adapter_eval, adapter_inspect, adapter_train
-from gemserve.cli.options import apply_environment
-
-ACTIONS = (adapter_train, adapter_eval, adapter_convert, adapter_inspect)
+from gemserve.cli import adapter_inspect
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Any) -> Any:
+    """Add the command. Returns what takes further actions."""
     parser = commands.add_parser("adapter", help="train, evaluate, convert or inspect adapters")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    for action in ACTIONS:
-        action.add_command(actions)
-    for subparser in actions.choices.values():
-        subparser.allow_abbrev = False
-        apply_environment(subparser)
+    adapter_inspect.add_command(actions)
+    return actions

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.adapter_inspect import MAX_BYTES
-from gemserve.cli.library import add_place
 from gemserve.cli.options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
     add_options,
-    number,
     read_options,
 )
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.errors import AdapterError, GemserveError, RequestError, shown
+from gemserve.files.file_text import MOST_BYTES, NoText, read_bytes, text_of
 from gemserve.filter_plan import FilterReason
-from gemserve.library.file_text import MOST_BYTES, NoText, read_bytes, text_of
-from gemserve.library.folders import existing_folder
-from gemserve.types import CANDIDATES, MOST_CANDIDATES, FilterReport
+from gemserve.types import FilterReport
 
 if TYPE_CHECKING:
     from gemserve.llm import LLM, Passage
@@ -70,21 +67,6 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="answer further questions, one a line of standard input",
     )
-    parser.add_argument(
-        "--library",
-        dest="libraries",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="answer from a library; may be repeated",
-    )
-    parser.add_argument(
-        "--candidates",
-        type=number(1, MOST_CANDIDATES),
-        default=CANDIDATES,
-        help="windows of libraries that are found and read for a question (default: %(default)s)",
-    )
-    add_place(parser)
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
     # kept apart from GEMSERVE_ADAPTER, a server setting of another form
@@ -93,15 +75,18 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    files, question = _split(arguments.words, has_libraries=bool(arguments.libraries))
+def run(
+    arguments: argparse.Namespace,
+    prompts_of: Callable[[LLM], Callable[[str], Prompt]] | None = None,
+) -> int:
+    """Answer. `prompts_of`: makes prompts with text from elsewhere in front of the question."""
+    files, question = _split(arguments.words, needs_files=prompts_of is None)
     if arguments.max_tokens < 1:
         raise RequestError(f"max_tokens={arguments.max_tokens}: must be at least 1", param=None)
     if arguments.interactive and "-" in files:
         raise RequestError(
             "--interactive: reads questions from standard input, so no FILE can be -", param=None
         )
-    folders = [existing_folder(name, arguments.library_dir) for name in arguments.libraries]
     document = "\n\n".join(_read(name) for name in files)
     questions = [question, *arguments.also]
     for name, text in (("FILE", document), *(("QUESTION", question) for question in questions)):
@@ -113,25 +98,21 @@ def run(arguments: argparse.Namespace) -> int:
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
     adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
-    libraries = [llm.library(folder) for folder in folders]
+    prompt_of = llm.prompt if prompts_of is None else prompts_of(llm)
     for question in chain(questions, _read_questions() if arguments.interactive else ()):
         text = f"{document}\n\n{question}" if document else question
         text = text if llm.has_chat_template else f"{text}\nAnswer:"
-        if libraries:
-            prompt = llm.ask_libraries(text, libraries, candidates=arguments.candidates)
-        else:
-            prompt = llm.prompt(text)
-        _answer(llm, prompt, arguments, adapter)
+        _answer(llm, prompt_of(text), arguments, adapter)
     return 0
 
 
-def _split(words: Sequence[str], *, has_libraries: bool) -> tuple[Sequence[str], str]:
+def _split(words: Sequence[str], *, needs_files: bool) -> tuple[Sequence[str], str]:
     """The files and the question. Raises `RequestError` if one is missing."""
     how = 'gemserve ask FILE… "QUESTION", or gemserve ask --library NAME "QUESTION"'
     if not words:
         raise RequestError(f"there is no QUESTION: {how}", param=None)
     *files, question = words
-    if files or has_libraries:
+    if files or not needs_files:
         return files, question
     if Path(question).is_file():
         raise RequestError(f"there is no QUESTION about the file {question}: {how}", param=None)

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gemserve.cli.eval_batches import read_lengths
 from gemserve.cli.options import (
     MEMORY_OPTIONS,
     MODEL_OPTIONS,
     add_options,
     make_folder,
     number,
+    read_lengths,
     read_options,
     read_value,
 )

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 import gemserve
-from gemserve.cli import adapter_actions, ask, calibrate, demo, evaluate, library, plan, serve
+from gemserve.cli import adapter_actions, ask, calibrate, plan, serve
 from gemserve.cli.logs import ToStderr
 from gemserve.cli.options import apply_environment
 from gemserve.ending_signals import EndedBySignal
 from gemserve.errors import ConfigError, GemserveError, shown
+from gemserve.wings import CommandLine, wings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,9 +61,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, serve, ask, library, plan, evaluate, calibrate, adapter_actions):
+    for command in (serve, ask, plan, calibrate):
         command.add_command(commands)
-    for subparser in commands.choices.values():
+    actions = adapter_actions.add_command(commands)
+    named = commands.choices
+    line = CommandLine(
+        commands=commands,
+        adapter_actions=actions,
+        serve=named["serve"],
+        ask=named["ask"],
+        plan=named["plan"],
+    )
+    for wing in wings():
+        wing.add_commands(line)
+    for subparser in (*named.values(), *actions.choices.values()):
         subparser.allow_abbrev = False
         subparser.set_defaults(parser=subparser)
         apply_environment(subparser)

@@ -113,6 +113,17 @@ def read_bytes(text: str) -> int:
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 
 
+def read_lengths(text: str) -> list[int]:
+    """Prompt lengths such as "1024,4096". Raises `ConfigError`."""
+    lengths = [read_value("lengths", part, int) for part in text.split(",")]
+    for length in lengths:
+        if length < 128:
+            raise ConfigError(f"lengths={length}: must be at least 128")
+    if len(set(lengths)) < len(lengths):
+        raise ConfigError(f"lengths={text}: one of them stands there twice")
+    return lengths
+
+
 def read_origins(text: str) -> tuple[str, ...]:
     origins = tuple(origin.strip() for origin in text.split(","))
     if origins != ("*",) and not all(map(_ORIGIN.fullmatch, origins)):

@@ -1,14 +1,12 @@
-"""`gemserve plan`: what a prompt costs under each method, from the model's config alone.
-
-With `--fleet` it says what a load of such prompts needs (`cli.plan_fleet`).
-"""
+"""`gemserve plan`: what a prompt costs under each method, from the model's config alone."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemserve.calibration.files import Calibration, find_calibration, read_calibration
@@ -23,13 +21,7 @@ from gemserve.cli.options import (
     read_value,
     read_window,
 )
-from gemserve.cli.plan_fleet import (
-    PlannedRequest,
-    add_fleet_options,
-    check_no_fleet_options,
-    plan_fleet,
-)
-from gemserve.cli.plan_speed import ReadingSpeed, speed_of
+from gemserve.cli.plan_speed import ReadingSpeed, add_speed_options, speed_of
 from gemserve.cli.tables import aligned
 from gemserve.config import (
     DEFAULT_KEEP,
@@ -72,11 +64,29 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
     add_options(parser, MODEL_OPTIONS, WEIGHT_OPTIONS, READER_OPTIONS)
-    add_fleet_options(parser)
+    add_speed_options(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """What `gemserve plan` knows of the model and the prompt. `kv_bytes` None: not given."""
+
+    shape: ModelShape
+    num_tokens: int
+    keep: int
+    max_tokens: int
+    layer: int
+    window: int | None
+    weight_bytes: int
+    kv_bytes: int | None
+
+
+def run(
+    arguments: argparse.Namespace,
+    plan_load: Callable[[PlannedRequest], dict[str, Any]] | None = None,
+) -> int:
+    """Print the plan. `plan_load`: plans a load of such prompts instead of one, and prints that."""
     from gemserve.filtering.method_cost import plan_methods
     from gemserve.filtering.methods import METHODS, SERVED_METHODS
     from gemserve.model.config_check import find_context_tokens
@@ -90,13 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
         wanted_keep = read_value("keep", arguments.keep, read_keep)
     max_tokens = _read_count("max_tokens", arguments.max_tokens)
     wanted = read_value("window", arguments.window, read_window)
-    if not arguments.fleet:
-        check_no_fleet_options(arguments)
     kv_memory = arguments.kv_memory or _KV_MEMORY
     memory = read_value("kv_memory", kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, (*WEIGHT_OPTIONS, *READER_OPTIONS), EngineConfig)
-    if not arguments.fleet and arguments.accelerator is None and model.device == "auto":
+    if plan_load is None and arguments.accelerator is None and model.device == "auto":
         # reading is timed on this machine, so it is the dtype that a server has here that counts
         model = replace(model, device=resolve_device(model.device).type)
     hf, dtype, source = model_from_config(model)
@@ -118,8 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     _warn_beyond(num_tokens, context_tokens, window)
     dtype_name = str(dtype).removeprefix("torch.")
     rows: list[MethodPlan] = []
-    fleet: dict[str, Any] = {}
-    if arguments.fleet:
+    load: dict[str, Any] = {}
+    if plan_load is not None:
         if offloaded:
             raise ConfigError(
                 f"offload_layers={offloaded}: must be 0 with --fleet, which does not know how fast "
@@ -139,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
             weight_bytes=weights.device,
             kv_bytes=memory if arguments.kv_memory else None,
         )
-        fleet = plan_fleet(arguments, planned)
+        load = plan_load(planned)
     else:
         rows = plan_methods(
             shape,
@@ -184,8 +192,8 @@ def run(arguments: argparse.Namespace) -> int:
             "context_tokens": context_tokens,
             "kv_memory_bytes": memory,
         }
-        if arguments.fleet:
-            print(json.dumps({**settings, **fleet, "dtype": dtype_name}))
+        if plan_load is not None:
+            print(json.dumps({**settings, **load, "dtype": dtype_name}))
         else:
             if of_reader is not None:
                 settings |= {"reader": engine.reader, "reader_weights": asdict(of_reader)}

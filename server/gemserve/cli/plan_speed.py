@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from gemserve.accelerators import DEVICES, MEASURED_EFFICIENCY
 from gemserve.cli.options import choice, number, read_value
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError
-from gemserve.fleet.device import DEVICES, MEASURED_EFFICIENCY
 
 _ROWS = 512  # tokens of the products that are timed, those of a slice of a long prompt
 _MOST_COLUMNS = 16_384
@@ -27,6 +27,18 @@ class ReadingSpeed:
 
     def seconds(self, flops: float) -> float:
         return flops / self.flops
+
+
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "speed", "without these, times are those that this machine's products allow"
+    )
+    group.add_argument("--accelerator", help=f"one of {', '.join(DEVICES)}")
+    group.add_argument(
+        "--efficiency",
+        help=f"share of its peak FLOP/s that reading reaches (default: {MEASURED_EFFICIENCY})",
+    )
+    group.add_argument("--read-tokens-per-s", help="measured, by all layers")
 
 
 def speed_of(

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,7 @@ from gemserve.cli.options import (
     MODEL_OPTIONS,
     SERVER_OPTIONS,
     add_options,
-    number,
     read_good_options,
-    read_value,
     refuse_unknown_variables,
 )
 from gemserve.config import (
@@ -42,42 +40,31 @@ if TYPE_CHECKING:
     from gemserve.engine.worker import IdleWork
 
 log = logging.getLogger("gemserve.loading")
-MOST_REPLICAS = 64
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve a model over OpenAI-style HTTP")
     add_options(parser, MODEL_OPTIONS, SERVER_OPTIONS, ENGINE_OPTIONS)
-    parser.add_argument(
-        "--replicas",
-        default="1",
-        metavar="REPLICAS",
-        help="engines behind one address, each with the model in a process of its own; more than "
-        "1 need the packages of gemserve[ray] (default: 1; GEMSERVE_REPLICAS)",
-    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    prepare_process()
+    model, engine, server, traces = read_settings(arguments)
+    log_config = set_up_logs(server.log_format)
+    engine = fitting(model, engine)
+    with ExitStack() as at_end:
+        _serve(model, engine, server, traces, log_config, at_end)
+    return 0
+
+
+def prepare_process() -> None:
+    """What a process that serves does first."""
     # as process 1 of a container, Python would ignore them until the server has started
     for ending in _ending_signals():
         signal.signal(ending, _end_at_once)
     switch_threads_often()
     raise_descriptor_limit()
-    # what can be wrong is found early: importing torch takes seconds, loading a model minutes
-    num_replicas = read_value("--replicas", arguments.replicas, number(1, MOST_REPLICAS))
-    model, engine, server, traces = _read_settings(arguments, num_replicas)
-    log_config = set_up_logs(server.log_format)
-    engine = _fitting(model, engine, num_replicas)
-    if num_replicas > 1:
-        from gemserve.replicas.server import serve_replicas
-
-        if traces is not None:  # each replica opens its own
-            traces.shut_down()
-        return serve_replicas(num_replicas, model, engine, server, log_config)
-    with ExitStack() as at_end:
-        _serve(model, engine, server, traces, log_config, at_end)
-    return 0
 
 
 def _serve(
@@ -155,12 +142,18 @@ def _ranks(model: ModelConfig, num_ranks: int) -> Iterator[Ranks]:
         ranks.stop()
 
 
-def _read_settings(
-    arguments: argparse.Namespace, num_replicas: int
+def read_settings(
+    arguments: argparse.Namespace,
+    num_engines: int = 1,
+    check: Callable[[ModelConfig, EngineConfig, ServerConfig], Iterable[str]] = lambda *_: (),
 ) -> tuple[ModelConfig, EngineConfig, ServerConfig, Traces | None]:
-    """Raises one `ConfigError` for all that is wrong, with the settings or on this machine."""
+    """Raises one `ConfigError` for all that is wrong, with the settings or on this machine.
+
+    That is found early: importing torch takes seconds, loading a model minutes. `check` says what
+    else is wrong with the settings.
+    """
     from gemserve.api.telemetry.traces import open_traces
-    from gemserve.cli.startup_checks import Problems, check_replicas, check_settings
+    from gemserve.cli.startup_checks import Problems, check_settings
 
     problems = Problems()
     model, wrong_of_model = read_good_options(arguments, MODEL_OPTIONS, ModelConfig)
@@ -169,9 +162,8 @@ def _read_settings(
     problems.note(*wrong_of_model, *wrong_of_engine, *wrong_of_server)
     with problems.noted():
         refuse_unknown_variables()
-    if num_replicas > 1:
-        check_replicas(problems, num_replicas, model, engine, server)
-    check_settings(problems, model, engine, server, num_replicas)
+    problems.note(*check(model, engine, server))
+    check_settings(problems, model, engine, server, num_engines)
     traces = None
     with problems.noted():
         traces = open_traces(server.otel)
@@ -197,19 +189,19 @@ def _load(
     return call_in_new_thread(lambda: build_served_core(model, engine, calibrates))
 
 
-def _fitting(model: ModelConfig, engine: EngineConfig, num_replicas: int) -> EngineConfig:
+def fitting(model: ModelConfig, engine: EngineConfig, num_engines: int = 1) -> EngineConfig:
     """The settings with a KV memory that fits, and a line if that is less than the default."""
     from gemserve.cli.startup_checks import address_space, fitting_engine, total_memory
 
-    fitting = fitting_engine(model, engine, num_replicas)
-    if fitting.kv_memory_bytes != engine.kv_memory_bytes:
+    fitted = fitting_engine(model, engine, num_engines)
+    if fitted.kv_memory_bytes != engine.kv_memory_bytes:
         log.warning(
             "kv_memory=%d instead of %d, because there are %d bytes of memory here; --kv-memory "
             "sets it",
-            *(fitting.kv_memory_bytes, engine.kv_memory_bytes),
+            *(fitted.kv_memory_bytes, engine.kv_memory_bytes),
             min(total_memory(), address_space()),
         )
-    return fitting
+    return fitted
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -18,7 +18,6 @@ from gemserve.adapters.find_folder import find_folder
 from gemserve.api.access.keys import KeyFile
 from gemserve.config import EngineConfig, HostMemory, ModelConfig, ServerConfig
 from gemserve.errors import AdapterError, ConfigError, shown
-from gemserve.replicas.cluster import check_ray_is_installed
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -92,51 +91,6 @@ def check_settings(
         _check_ranks(model, engine, server.tensor_parallel)
     with problems.noted():
         _check_free(server)
-
-
-def check_replicas(
-    problems: Problems,
-    num_replicas: int,
-    model: ModelConfig,
-    engine: EngineConfig,
-    server: ServerConfig,
-) -> None:
-    """Note settings that make no sense with several replicas, and what is not installed."""
-    if engine.cache_dir is not None:
-        problems.note(
-            f"cache_dir={engine.cache_dir}: only one engine can use a folder; leave it out with "
-            f"replicas={num_replicas}"
-        )
-    if model.device.startswith("cuda:"):
-        problems.note(
-            f"device={model.device}: names one GPU, and each of {num_replicas} replicas needs its "
-            "own; use cuda, and CUDA_VISIBLE_DEVICES to choose"
-        )
-    if server.watchdog_exit:
-        problems.note(
-            "watchdog_exit=True: with replicas a stuck one is always replaced; leave it out"
-        )
-    if server.tensor_parallel > 1:
-        problems.note(
-            f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "
-            f"with replicas={num_replicas}"
-        )
-    if engine.reader is not None:
-        problems.note(
-            f"reader={engine.reader}: only one engine can have a reader; leave it out with "
-            f"replicas={num_replicas}"
-        )
-    if server.library_dir is not None:
-        problems.note(
-            f"library_dir={server.library_dir}: libraries are those of one engine; leave it out "
-            f"with replicas={num_replicas}"
-        )
-    if engine.calibrate == "later":
-        problems.note(f"calibrate=later: one engine has it; use auto with replicas={num_replicas}")
-    if not server.port:
-        problems.note("port=0: must be a port from 1 to 65535 with replicas")
-    with problems.noted():
-        check_ray_is_installed()
 
 
 def check_adapters(config: ServerConfig) -> None:

@@ -6,10 +6,12 @@ second and measured on the third.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Literal, get_args
 
 from gemserve.synthetic.problems import Answer, Problem
+from gemserve.synthetic.prose import stdlib_sentences, topics_sentences
 from gemserve.synthetic.vocabulary import Kind, Relation, Vocabulary
 from gemserve.synthetic.words_calibration import CALIBRATION
 from gemserve.synthetic.words_confirmation import CONFIRMATION
@@ -22,6 +24,12 @@ VOCABULARIES: dict[VocabularyName, Vocabulary] = {
     "evaluation": EVALUATION,
 }
 KINDS: tuple[Kind, ...] = get_args(Kind)
+FILLERS: dict[VocabularyName, Callable[[], tuple[str, ...]]] = {
+    "calibration": stdlib_sentences,
+    "confirmation": stdlib_sentences,
+    "evaluation": topics_sentences,
+}
+SEVERAL = 2  # facts in one question
 
 
 def draw_facts(

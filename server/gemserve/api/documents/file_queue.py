@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
 from gemserve.errors import LibraryError, PdfsBusy, RequestError, shown
-from gemserve.library.file_text import FileText, NoText, is_plain, read_file
-from gemserve.library.pdf_text import Reading, ReadingLimits
+from gemserve.files.file_text import FileText, NoText, is_plain, read_file
+from gemserve.files.pdf_text import Reading, ReadingLimits
 
 AT_ONCE = 2  # each may take a processor
 MAX_PDFS = 8  # files that are read or wait

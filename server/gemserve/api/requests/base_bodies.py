@@ -33,7 +33,7 @@ from gemserve.api.requests.integers import (
     TopK,
 )
 from gemserve.filtering.methods import SERVED_METHODS
-from gemserve.library.asking import Answerable
+from gemserve.prompting.answerable import Answerable
 from gemserve.types import (
     ADAPTER_NAME,
     LIBRARY_NAME,

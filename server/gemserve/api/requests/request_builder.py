@@ -34,7 +34,7 @@ from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import METHODS, find_method
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.library.asking import Answerable
+from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.encoding import TokenLimit, decode
 from gemserve.prompting.excerpt_tokens import NO_EXCERPTS
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from anyio import to_thread
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,8 +20,6 @@ from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.finder import Finder
 from gemserve.api.documents.store import DocumentStore
-from gemserve.api.libraries.shelf import Shelf
-from gemserve.api.libraries.timed_reading import read_in_time
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests
@@ -45,7 +42,7 @@ from gemserve.errors import (
     WaitTooLong,
 )
 from gemserve.prompting.encoding import num_bytes
-from gemserve.types import CANDIDATES, Finished, LoadedAdapter
+from gemserve.types import LoadedAdapter
 from gemserve.types import Request as EngineRequest
 
 _COPIES = 2  # of an echoed text while its reply is written
@@ -71,6 +68,23 @@ class WindowSharing(Protocol):
         """Do as `Engine.submit_all`. Each `n` requests are of one prompt.
 
         The observer, if there is one, must be closed when the streams are no longer read.
+        """
+        ...
+
+
+class ExcerptFinder(Protocol):
+    """Finds text elsewhere that a question is then asked behind, as `filter.library` wants."""
+
+    async def put_in_front(
+        self,
+        http: Request,
+        wanted: FilterBody,
+        alone: EngineRequests,
+        again: Callable[[int], Awaitable[EngineRequests]],
+    ) -> EngineRequests:
+        """The requests with what was found. `alone`: those without.
+
+        `again` builds them anew, after `wanted` was told of a text of so many bytes.
         """
         ...
 
@@ -111,8 +125,7 @@ class Submitter:
     max_wait_s: float | None = None
     traces: Traces | None = None
     sharing: WindowSharing | None = None
-    shelf: Shelf | None = None
-    has_cache: bool = True
+    excerpts: ExcerptFinder | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)
     turns: TextTurns = field(default_factory=TextTurns)
@@ -143,8 +156,16 @@ class Submitter:
                     requests = await self.trials.run(partial(run, size, rest), tenant)
                 wanted = body.filter if isinstance(body, FilteringBody) else None
                 if wanted is not None and wanted.libraries:
-                    again = partial(build, body, request_id, requests.requests[0].adapter)
-                    requests = await self._with_libraries(http, wanted, requests, again)
+                    anew = partial(build, body, request_id, requests.requests[0].adapter)
+                    again = partial(self._build_again, http, tenant, anew)
+                    if self.excerpts is None:
+                        raise RequestError(
+                            "filter.library: this server has no libraries; start it with "
+                            "--library-dir",
+                            param="filter.library",
+                            code="no_libraries",
+                        )
+                    requests = await self.excerpts.put_in_front(http, wanted, requests, again)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -197,51 +218,10 @@ class Submitter:
         )
         return Submission(body, requests, reader)
 
-    async def _with_libraries(
-        self,
-        http: Request,
-        wanted: FilterBody,
-        alone: EngineRequests,
-        again: Callable[[], EngineRequests],
+    async def _build_again(
+        self, http: Request, tenant: bytes, build: Callable[[], EngineRequests], num_bytes: int
     ) -> EngineRequests:
-        """The requests with what libraries have of their question. `alone`: those without."""
-        if self.shelf is None:
-            raise RequestError(
-                "filter.library: this server has no libraries; start it with --library-dir",
-                param="filter.library",
-                code="no_libraries",
-            )
-        if wanted.max_seconds is not None and not self.has_cache:
-            raise RequestError(
-                "filter.max_seconds: needs the document cache, which this server has not; start it "
-                "with a --cache-memory above 0",
-                param="filter.max_seconds",
-            )
-        began_s = time.monotonic()
-        names, tenant = wanted.libraries, tenant_of(http)
-        await to_thread.run_sync(self.shelf.check_names, tenant, names)
-        request = replace(alone.requests[0], tenant=tenant)
-        stream = self.engine.submit(self.shelf.requests.for_question(request))
-        try:
-            async for event in stream:
-                last = event
-        finally:
-            stream.cancel()
-        assert isinstance(last, Finished)
-        candidates = wanted.candidates or CANDIDATES
-        find = partial(self.shelf.find, tenant, names, request, last, candidates)
-        found = await to_thread.run_sync(find)
-        wanted.found(found)
-        length = num_bytes(found.excerpts.text)
-        built = await self.turns.run(http, tenant, length, again)
-        if wanted.max_seconds is None or not found.excerpts.parts:
-            return built
-        whole = replace(built.requests[0], tenant=tenant)
-        read = await read_in_time(whole, self.engine.submit, began_s + wanted.max_seconds)
-        if len(read) == len(found.excerpts.parts):
-            return built
-        wanted.found(found.only(read))
-        return await self.turns.run(http, tenant, length, again)
+        return await self.turns.run(http, tenant, num_bytes, build)
 
     def _submit_all(
         self, requests: Sequence[EngineRequest], n: int

@@ -17,10 +17,9 @@ from dataclasses import replace
 from itertools import count
 
 from gemserve.calibration.files import Calibration
+from gemserve.calibration.search.example import Example, contains
 from gemserve.calibration.search.result import KeepResult, rounded_mean
 from gemserve.engine.core import Core
-from gemserve.evaluation.metrics import score_answer
-from gemserve.evaluation.tasks.example import Example
 from gemserve.filtering.second_look import LONGEST, LOOKED_AT
 from gemserve.types import (
     FilterParams,
@@ -63,7 +62,7 @@ def choose_keep(
     def score(params: FilterParams) -> float:
         scores = []
         for example in examples:
-            scores.append(score_answer(_answer(core, example, params), example))
+            scores.append(contains(_answer(core, example, params), example))
             progress("answers", next(done), (len(KEEPS) + 2) * len(examples))
         return rounded_mean(scores)
 

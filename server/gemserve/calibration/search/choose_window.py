@@ -13,11 +13,11 @@ from dataclasses import replace
 from itertools import count
 
 from gemserve.calibration.files import Calibration
+from gemserve.calibration.search.example import recall
 from gemserve.calibration.search.probes import Probe
 from gemserve.calibration.search.result import LayerResult, WindowResult, rounded_mean
 from gemserve.cost import ModelShape
 from gemserve.engine.core import Core
-from gemserve.evaluation.run import recall
 from gemserve.prompting.prompt import Prompt
 from gemserve.types import (
     Filtered,

@@ -15,10 +15,9 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from gemserve.evaluation.tasks.code import stdlib_functions
-from gemserve.evaluation.tasks.example import Example, find_spans, question_prompt
-from gemserve.evaluation.tasks.natural import FILLERS, SEVERAL
+from gemserve.calibration.search.example import Example, find_spans, question_prompt
 from gemserve.prompting.prompt import Prompt
+from gemserve.synthetic.code import stdlib_functions
 from gemserve.synthetic.meaning_facts import (
     MEANING_KINDS,
     PROSE_KINDS,
@@ -29,7 +28,9 @@ from gemserve.synthetic.meaning_facts import (
     meaning_facts,
 )
 from gemserve.synthetic.natural_facts import (
+    FILLERS,
     KINDS,
+    SEVERAL,
     VOCABULARIES,
     VocabularyName,
     draw_facts,

@@ -1,0 +1,109 @@
+"""Reads files of other formats, in processes of their own with limits on time, memory and output.
+
+This module is also the program of such a process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+from pathlib import PurePath
+
+from gemserve.errors import LibraryError, PdfsBusy
+from gemserve.files import formats
+from gemserve.files.pdf_text import (
+    Reading,
+    ReadingLimits,
+    has_pdf_mark,
+    limit_this_process,
+    read_pdf,
+)
+
+LIMITS = ReadingLimits(text_bytes=1 << 27)
+_MEMORY_BYTES = 2 << 30  # HTML takes more for its size than pages of a PDF
+_SHOWN_CHARS = 200
+
+
+def kind_of(content: bytes, name: str) -> str:
+    """ "pdf", a key of `FORMATS`, or "text"."""
+    suffix = PurePath(name).suffix
+    if has_pdf_mark(content, is_named=suffix.lower() == ".pdf"):
+        return "pdf"
+    return formats.find_kind(content, suffix) or "text"
+
+
+def convert(
+    content: bytes, name: str, kind: str, limits: ReadingLimits, reading: Reading | None = None
+) -> tuple[str, tuple[int, ...]]:
+    """The text of the file called `name`, and the first character of each page, if there are any.
+
+    `kind`: of `kind_of`, but not "text". Raises `RequestError` for PDFs and `LibraryError` for the
+    others, which say why there is no text, and `PdfsBusy`. If `reading` is ended, it raises one of
+    them soon.
+    """
+    if kind == "pdf":
+        pdf = read_pdf(content, name, limits, reading)
+        return pdf.text, pdf.page_starts
+    if any(importlib.util.find_spec(each) is None for each in formats.FORMATS[kind].needs):
+        raise LibraryError(
+            f'is {kind.upper()}, which is not read here: pip install "gemserve[library]"'
+        )
+    given = (kind, limits.text_bytes, limits.cpu_s, max(limits.memory_bytes, _MEMORY_BYTES))
+    command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        (reading or Reading()).begin(process)
+        try:
+            output, _ = process.communicate(content, timeout=limits.wall_s)
+        except subprocess.TimeoutExpired as error:
+            raise PdfsBusy(
+                f"the machine was too busy to read one within {limits.wall_s:g} s"
+            ) from error
+        finally:
+            process.kill()
+    if process.returncode:
+        raise LibraryError(_costly(limits.cpu_s, given[-1]))
+    said = json.loads(output)
+    if "reason" in said:
+        raise LibraryError(said["reason"])
+    return said["text"], ()
+
+
+def _costly(cpu_s: int, memory_bytes: int) -> str:
+    return (
+        f"takes too much to read; the limits are {cpu_s} s of processor time and "
+        f"{memory_bytes >> 20} MiB of memory"
+    )
+
+
+def _main() -> None:
+    """Read a file from stdin; write its text, or why there is none, as JSON."""
+    kind, *numbers = sys.argv[1:]
+    text_bytes, cpu_s, memory_bytes = map(int, numbers)
+    limit_this_process(cpu_s, memory_bytes)
+    logging.disable()
+    sys.stdout.write(json.dumps(_reply(kind, sys.stdin.buffer.read(), text_bytes)))
+
+
+def _reply(kind: str, content: bytes, text_bytes: int) -> dict[str, str]:
+    try:
+        text = formats.read(kind, content).replace("\0", "").encode("utf-8", "replace")
+    except formats.Refused as error:
+        return {"reason": str(error)}
+    except MemoryError:
+        raise
+    except RecursionError:
+        return {"reason": f"cannot be read as {kind.upper()}: its parts are nested too deeply"}
+    except Exception as error:  # the libraries raise whatever a broken file leads to
+        cause = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
+        return {"reason": f"cannot be read as {kind.upper()} ({cause})"}
+    if len(text) > text_bytes:
+        return {"reason": f"has more than {text_bytes:,} bytes of text, the limit"}
+    return {"text": text.decode().strip()} if text.strip() else {"reason": "has no text"}
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,30 @@
+"""CSV and TSV: each row a line with the header's names. What is no table stays as it is."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+
+from gemserve.files.formats import Refused
+from gemserve.files.formats.rows import lines_of
+from gemserve.files.plain_text import NotText, decode
+
+MOST_CELL_CHARS = 1 << 20
+_SEPARATORS = ",;\t|"
+
+
+def read(content: bytes) -> str:
+    try:
+        text = decode(content)
+    except NotText as error:
+        raise Refused(str(error)) from None
+    first = next(filter(None, text.splitlines()), "")
+    separator = max(_SEPARATORS, key=first.count)
+    if separator not in first:
+        return text
+    csv.field_size_limit(MOST_CELL_CHARS)
+    try:
+        rows = csv.reader(StringIO(text, newline=""), delimiter=separator)
+        return "\n".join(lines_of(dict(enumerate(row)) for row in rows))
+    except csv.Error:  # a quotation mark without another one makes the rest of a file one cell
+        return text

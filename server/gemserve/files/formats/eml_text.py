@@ -1,0 +1,72 @@
+"""Mail: its main headers, the text that people read, and the names of what is attached."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from email import policy
+from email.message import EmailMessage
+from email.parser import BytesParser
+from typing import cast
+
+from gemserve.files.formats import Refused
+from gemserve.files.plain_text import NotText, decode
+
+MOST_DEPTH = 50  # mails and multiparts in one another
+_HEADERS = ("From", "To", "Cc", "Date", "Subject")
+
+
+def read(content: bytes) -> str:
+    mail = BytesParser(policy=policy.default).parsebytes(content)
+    return "\n\n".join(text for text in _texts(mail, 0) if text.strip())
+
+
+def _texts(mail: EmailMessage, depth: int) -> Iterator[str]:
+    """The headers, and the texts of all parts."""
+    yield "\n".join(f"{name}: {mail[name]}" for name in _HEADERS if mail[name])
+    yield from _parts(mail, depth)
+
+
+def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
+    if depth > MOST_DEPTH:
+        raise Refused(f"has parts more than {MOST_DEPTH} deep in one another, the limit")
+    kind = part.get_content_type()
+    if kind == "message/rfc822":
+        for each in part.iter_parts():
+            yield from _texts(cast(EmailMessage, each), depth + 1)
+    elif kind == "multipart/alternative":
+        best = _best([cast(EmailMessage, each) for each in part.iter_parts()])
+        if best is not None:
+            yield from _parts(best, depth + 1)
+    elif part.is_multipart():
+        for each in part.iter_parts():
+            yield from _parts(cast(EmailMessage, each), depth + 1)
+    elif kind.startswith("text/"):
+        yield _text(part, kind)
+    else:
+        yield f"Attached: {part.get_filename() or 'without a name'} ({kind})"
+
+
+def _best(parts: list[EmailMessage]) -> EmailMessage | None:
+    """The plain text, if there is one: it says the same as the others."""
+    plain = (each for each in parts if each.get_content_type() == "text/plain")
+    return next(plain, parts[-1] if parts else None)
+
+
+def _text(part: EmailMessage, kind: str) -> str:
+    payload = part.get_payload(decode=True)
+    assert isinstance(payload, bytes)
+    charset = part.get_param("charset")
+    label = charset if isinstance(charset, str) else None
+    name = part.get_filename()
+    title = f"Attached: {name}\n" if name else ""
+    try:
+        if kind != "text/html":
+            return title + decode(payload, label).replace("\r\n", "\n")
+        if importlib.util.find_spec("markdownify") is None:
+            return f'{title}(HTML, which is not read here: pip install "gemserve[library]")'
+        from gemserve.files.formats.html_text import markdown
+
+        return title + markdown(decode(payload, label))
+    except NotText as error:
+        return f"{title}({error})"

@@ -1,0 +1,61 @@
+"""PowerPoint's PPTX: a heading for each slide, its text, and the speaker's notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemserve.files.formats.zip_parts import Parts, events
+
+_PRESENTATION = "ppt/presentation.xml"
+_TITLES = ("title", "ctrTitle")
+_NUMBERS = ("sldNum", "dt", "ftr", "hdr", "sldImg")  # places for what all slides have
+
+
+def read(content: bytes) -> str:
+    parts = Parts(content, "PPTX")
+    return "\n\n".join(
+        _slide(parts, name, number) for number, name in enumerate(_slides(parts), start=1)
+    )
+
+
+def _slides(parts: Parts) -> list[str]:
+    targets = parts.targets(_PRESENTATION)
+    ids = [
+        attributes.get(":id", "")
+        for event, tag, attributes in events(parts.read(_PRESENTATION), _PRESENTATION)
+        if event == "start" and tag == "sldId"
+    ]
+    return [targets[each][1] for each in ids if each in targets]
+
+
+def _slide(parts: Parts, name: str, number: int) -> str:
+    shapes = list(_shapes(parts, name))
+    titles = [" ".join(text.split()) for place, text in shapes if place in _TITLES]
+    lines = [": ".join([f"## Slide {number}", *titles[:1]])]
+    lines += [text for place, text in shapes if place not in (*_TITLES, *_NUMBERS)]
+    for kind, notes in parts.targets(name).values():
+        if kind == "notesSlide":
+            said = [text for place, text in _shapes(parts, notes) if place not in _NUMBERS]
+            lines += ["Notes: " + "\n".join(said)] if said else []
+    return "\n\n".join(lines)
+
+
+def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
+    """The place on the slide, which may be "", and the text of each shape that has one."""
+    place, paragraphs, is_text = "", [""], False
+    for event, tag, attributes in events(parts.read(name), name):
+        if event == "text" and is_text:
+            paragraphs[-1] += tag
+        elif event == "start" and tag == "ph":
+            place = attributes.get("type", "body")
+        elif tag == "t":
+            is_text = event == "start"
+        elif event == "start" and tag == "br":
+            paragraphs[-1] += "\n"
+        elif event == "end" and tag == "p":
+            paragraphs.append("")
+        elif event == "end" and tag in ("sp", "graphicFrame"):
+            text = "\n".join(filter(str.strip, paragraphs))
+            if text:
+                yield place, text
+            place, paragraphs = "", [""]

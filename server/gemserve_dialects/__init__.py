@@ -1,0 +1,1 @@
+"""Other protocols than OpenAI's chat and text completions, over the same requests."""

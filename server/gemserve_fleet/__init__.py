@@ -1,0 +1,1 @@
+"""Several engines behind one address: replicas on Ray Serve, and simulated fleets of them."""

@@ -1,0 +1,56 @@
+"""Replicas for a cluster of Ray, as `serve run` and KubeRay start them.
+
+    serve run gemserve_fleet.ray_app:build model=builtin replicas=2
+
+Arguments are the options of `gemserve serve`, without dashes in front. See docs/replicas.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from gemserve.cli.options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    SERVER_OPTIONS,
+    number,
+    read_good_options,
+    read_value,
+)
+from gemserve.cli.startup_checks import Problems
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+
+TABLES = (
+    (MODEL_OPTIONS, ModelConfig),
+    (ENGINE_OPTIONS, EngineConfig),
+    (SERVER_OPTIONS, ServerConfig),
+)
+# Ray's proxies listen, on what the cluster's configuration says.
+NOT_HERE = ("host", "port", "cache-dir", "watchdog-exit", "tensor-parallel")
+
+
+def build(arguments: Mapping[str, Any]) -> Any:
+    """The application. Raises one `ConfigError` for all that is wrong."""
+    from gemserve_fleet.replicas.ingress_deployment import application
+    from gemserve_fleet.replicas.replica import ReplicaSettings
+
+    texts = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
+    num_replicas = read_value("replicas", texts.pop("replicas", "1"), number(1))
+    num_threads = read_value("threads", texts.pop("threads", "1"), number(1))
+    problems, configs = Problems(), []
+    named = {option.flag.removeprefix("--") for table, _ in TABLES for option in table}
+    for name in texts.keys() - named | texts.keys() & set(NOT_HERE):
+        problems.note(f"{name}={texts[name]}: no such option here")
+    environment = {
+        "GEMSERVE_" + name.replace("-", "_").upper(): text for name, text in texts.items()
+    }
+    for table, kind in TABLES:
+        config, wrong = read_good_options(argparse.Namespace(), table, kind, environment)
+        problems.note(*wrong)
+        configs.append(config)
+    problems.raise_any()
+    model, engine, server = configs
+    settings = ReplicaSettings(num_threads=num_threads, model=model, engine=engine, server=server)
+    return application(settings, num_replicas, has_gpu=model.device.startswith("cuda"))

@@ -1,0 +1,1 @@
+"""Measures filters: tasks, runs, reports, and the demonstration."""

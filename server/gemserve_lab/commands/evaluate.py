@@ -1,0 +1,266 @@
+"""`gemserve eval`: how often each method still answers, and what it kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemserve.cli.options import (
+    MEMORY_OPTIONS,
+    MODEL_OPTIONS,
+    add_options,
+    make_folder,
+    read_keep,
+    read_options,
+    read_value,
+    read_window,
+)
+from gemserve.cli.progress_count import counted
+from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
+from gemserve.ending_signals import EndedBySignal, ending_signals_raised
+from gemserve.errors import ConfigError
+from gemserve_lab.commands.eval_batches import (
+    DEFAULT_LENGTHS,
+    DEFAULT_SAMPLES,
+    GENERATED_TASKS,
+    METRICS,
+    READ_TASKS,
+    ExampleBatch,
+    file_batches,
+    generated_batches,
+)
+from gemserve_lab.commands.outcome_table import outcome_table
+
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
+    from gemserve.engine.core import Core
+    from gemserve_lab.run import Outcome
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("eval", help="measure filter methods")
+    parser.add_argument("task", choices=(*GENERATED_TASKS, *READ_TASKS))
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="jsonl: a file of contexts, questions and answers; longbench: a file or the folder",
+    )
+    parser.add_argument("--methods", default="none,gemfilter,sieve", help="default: %(default)s")
+    parser.add_argument(
+        "--subtasks",
+        help="default: single for needle, which also has multikey, multivalue, multiquery and, for "
+        "real chat models, natural, natural_several, question_first, near_misses, pairs, "
+        "far_definition, associative, chain and code; "
+        "all for the others",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=tuple(METRICS),
+        help="how answers to generated prompts are judged: contains (the default) counts an answer "
+        "as right if all that is expected is in it; exact, if it is that and nothing else",
+    )
+    parser.add_argument(
+        "--lengths", help=f"tokens of generated prompts (default: {DEFAULT_LENGTHS})"
+    )
+    parser.add_argument("--keep", default="512", help="count or fraction (default: %(default)s)")
+    parser.add_argument(
+        "--samples",
+        help="examples of each length, or one number for each length (default: "
+        f"{DEFAULT_SAMPLES}); of a file: how many of its first lines (default: all)",
+    )
+    parser.add_argument(
+        "--skip-too-long",
+        action="store_true",
+        help="leave out prompts of a file that the model has no room for",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--layer", default="auto", help="filter layer (default: %(default)s)")
+    parser.add_argument(
+        "--window",
+        default="auto",
+        help="most tokens of a window, for methods that read windows; auto: the calibration's; "
+        "off: prompts are read as one sequence (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for outcomes and pictures; a run in it is continued"
+    )
+    parser.add_argument("--json", action="store_true", help="end the output with a line of JSON")
+    add_options(parser, MODEL_OPTIONS, MEMORY_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from gemserve.calibration.search.calibrated_core import build_calibrated_core
+    from gemserve_lab.run import average
+
+    methods = _methods(arguments.methods)
+    keep = read_value("keep", arguments.keep, read_keep)
+    if keep == "auto":
+        raise ConfigError(
+            f"keep=auto: methods are compared at one budget; see method {DEFAULT_METHOD}:auto"
+        )
+    layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
+    window = read_value("window", arguments.window, read_window)
+    is_read = arguments.task in READ_TASKS
+    make = file_batches if is_read else generated_batches
+    make_batches = make(arguments, methods)
+    model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
+    # an evaluation filters every prompt that it can, even short ones
+    given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
+    engine = replace(given, filter_min_tokens=0, filter_layer=layer, filter_window=window)
+    out: Path | None = arguments.out
+    if out is not None:
+        make_folder("out", out)
+    core = build_calibrated_core(model, engine)
+    done = _run(core, make_batches(core), arguments, model.model, methods, keep)
+    outcomes = done.outcomes
+    if not outcomes:
+        raise KeyboardInterrupt  # before the first answer
+    rows = average(outcomes)
+    print(*outcome_table(rows, _count_unfiltered(outcomes)), sep="\n")
+    _print_end(done, out)
+    comparisons = _compare(outcomes, methods)
+    _print_comparisons(comparisons)
+    for method in methods:
+        if {"none", f"{method}:fallback"} <= set(methods):
+            _print_fallback(outcomes, method)
+    result = {
+        "task": arguments.task,
+        "model": model.model,
+        "seed": arguments.seed,
+        "rows": [row.as_json() for row in rows],
+    }
+    if out is not None:
+        from gemserve_lab.report import write_report
+
+        write_report(out, result, outcomes, [asdict(c) for c in comparisons])
+    if arguments.json:
+        print(json.dumps(result))
+    return 0 if done.signal_number is None else 128 + done.signal_number
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The outcomes of `total` that there are. `signal_number`: of the signal that ended the run."""
+
+    outcomes: list[Outcome]
+    total: int
+    signal_number: int | None
+
+
+def _print_end(done: _Done, out: Path | None) -> None:
+    """Say which part of the run there is, if a signal has ended it."""
+    if done.signal_number is None:
+        return
+    rest = (
+        f"the same command goes on from there, with --out {out}"
+        if out is not None
+        else "with --out FOLDER the same command goes on where it was ended"
+    )
+    print(
+        f"gemserve: ended early: these are {len(done.outcomes)} of {done.total} answers; {rest}",
+        file=sys.stderr,
+    )
+
+
+def _run(
+    core: Core,
+    batches: list[ExampleBatch],
+    arguments: argparse.Namespace,
+    model_name: str,
+    methods: list[str],
+    keep: int | float,
+) -> _Done:
+    """The outcomes of all batches. Those that --out already holds are not computed again.
+
+    Ctrl-C and SIGTERM end it, with the outcomes that there are by then.
+    """
+    from gemserve.model.base_model import hash_tokenizer, hash_weights
+    from gemserve_lab.run import Outcomes, evaluate, pool_lengths
+
+    settings = {
+        "task": arguments.task,
+        "model": model_name,
+        "seed": arguments.seed,
+        "layer": core.config.filter_layer,
+        "dtype": str(core.model.dtype),
+        "weights": hash_weights(core.model.hf),
+        "tokenizer": hash_tokenizer(core.tokenizer),
+    }
+    window = find_window(core.config.filter_window, core.calibration)
+    if window is not None:
+        settings["window"] = window
+    path = arguments.out / "outcomes.jsonl" if arguments.out else None
+    outcomes: list[Outcome] = []
+    total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)
+    signal_number = None
+    with counted("evaluating", "answer", total) as count, ending_signals_raised():
+        for batch in batches:
+            stored = Outcomes(path, settings | batch.settings)
+            new: list[Outcome] = []
+            try:
+                for outcome in evaluate(core, batch.subtasks, batch.draws, methods, keep, stored):
+                    new.append(outcome)
+                    count()
+            except EndedBySignal as ended:
+                signal_number = ended.number
+                del new[len(new) - len(new) % len(methods) :]  # methods are compared in pairs
+            outcomes += pool_lengths(new) if arguments.task in READ_TASKS else new
+            if signal_number is not None:
+                break
+    return _Done(outcomes, total, signal_number)
+
+
+def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:
+    """How many prompts were too short to be filtered, by subtask, tokens and method."""
+    return Counter(
+        (o.subtask, o.prompt_tokens, o.method) for o in outcomes if o.reason == "short_prompt"
+    )
+
+
+def _compare(outcomes: Any, methods: list[str]) -> list[Any]:
+    """Each method against reading everything, and the default one against every other method."""
+    from gemserve_lab.compare import compare
+
+    pairs = [(m, "none") for m in methods if m != "none" and "none" in methods]
+    if DEFAULT_METHOD in methods:
+        pairs += [(DEFAULT_METHOD, m) for m in methods if m not in ("none", DEFAULT_METHOD)]
+    return [compare(outcomes, method, other) for method, other in pairs]
+
+
+def _print_comparisons(comparisons: list[Any]) -> None:
+    for c in comparisons:
+        subtask, length = c.worst_cell
+        print(
+            f"{c.method} − {c.other}: {c.difference:+.3f} (95% {c.low:+.3f} to {c.high:+.3f}, "
+            f"n = {c.n}); worst {c.worst:+.2f}, {subtask} at {length}"
+        )
+
+
+def _print_fallback(outcomes: Any, method: str) -> None:
+    from gemserve_lab.compare import judge_fallback
+
+    if any(o.score not in (0, 1) for o in outcomes):
+        return  # graded answers are neither right nor wrong
+    verdict = judge_fallback(outcomes, method)
+    print(
+        f"the fallback fired on {verdict.needed_fired} of {verdict.needed} examples that none gets "
+        f"and {method} misses, on {verdict.idle_fired} of {verdict.idle} that {method} gets"
+    )
+
+
+def _methods(text: str) -> list[str]:
+    from gemserve_lab.methods_compared import METHODS_COMPARED
+
+    methods = list(dict.fromkeys(text.split(",")))
+    for method in methods:
+        if method not in METHODS_COMPARED:
+            raise ConfigError(f"methods={method}: must be among {', '.join(METHODS_COMPARED)}")
+    if "bm25" in methods and importlib.util.find_spec("bm25s") is None:
+        raise ConfigError("methods=bm25: needs bm25s, as in pip install 'gemserve[eval]'")
+    return methods

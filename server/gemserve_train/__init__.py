@@ -1,0 +1,1 @@
+"""Trains adapters, makes them of prefixes, and measures them."""

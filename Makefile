@@ -49,7 +49,7 @@ SITE_TOOLS := .venv-docs/.installed
 SITE_TOOLS_BIN := .venv-docs/bin
 SITE_PACKAGES ?= "zensical>=0.0.73,<0.2" "codespell>=2.4.3,<3"
 
-.PHONY: setup demo test test-all test-browser test-clients test-deploy test-docs test-package
+.PHONY: setup demo test test-all test-quick test-wings test-browser test-clients test-deploy test-docs test-package
 .PHONY: test-replicas test-sanitizers check docs screencast serve bench peers clean
 .PHONY: lock check-deps fuzz
 
@@ -84,6 +84,14 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 test: setup $(NODE)
 	$(PYTEST)
 
+# What needs neither whole servers nor real models: two minutes.
+test-quick: setup
+	$(PYTEST) tests/unit tests/kernels tests/api
+
+# The core's tests in copies of the repository that lack a wing each.
+test-wings: setup
+	$(BIN)/python tests/without_wings.py
+
 # Everything at full counts: more random schemas, traces, interleavings, requests, cases and kills.
 FULL := GEMSERVE_TEST_SCHEMAS=200 GEMSERVE_TEST_TRACES=1000 GEMSERVE_TEST_INTERLEAVINGS=0:200 \
 	GEMSERVE_TEST_REQUESTS=200 GEMSERVE_TEST_SEEDS=500 GEMSERVE_TEST_CASES=200 \
@@ -109,7 +117,7 @@ test-clients: setup $(CLIENTS) $(NODE) $(JAVASCRIPT) $(CODING_AGENTS)
 
 # Real replicas on Ray Serve: a minute on a machine that does nothing else.
 test-replicas: setup
-	GEMSERVE_TEST_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/replicas/test_cluster.py
+	GEMSERVE_TEST_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/fleet/test_cluster.py
 
 # The wheel in an environment of its own, outside of this folder, with and without g++: minutes.
 test-package:

@@ -290,7 +290,7 @@ REMOVALS: tuple[Removal, ...] = (
         "1.0",
     ),
     Removal(
-        "tests/replicas/test_document_copies.py"
+        "tests/fleet/test_document_copies.py"
         "::test_a_replica_is_told_for_how_long_it_has_a_document",
         "replicas/document_copies.py",
         "left_s=self._ends_s[copy.id] - now_s",

@@ -1,6 +1,6 @@
 """Runs other tests of the API behind an ingress with one replica.
 
-    python -m pytest -p tests.replicas.behind_ingress tests/api
+    python -m pytest -p tests.fleet.behind_ingress tests/api
 
 What they ask goes through the relay, and what they expect must be the same. Only metrics have a
 label more.
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests import fakes
 from tests.fakes import Api, FakeCore
-from tests.replicas.in_process import fleet_of
+from tests.fleet.in_process import fleet_of
 
 
 @asynccontextmanager

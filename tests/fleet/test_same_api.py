@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "api"
-FILES = ("anthropic", "choices_of_keys", "documents", "failures", "quota_endings", "replies")
+TESTS = Path(__file__).parents[1]
+NAMES = ("choices_of_keys", "documents", "failures", "quota_endings", "replies")
+FILES = (*(f"api/test_{name}.py" for name in NAMES), "dialects/test_anthropic.py")
 
 
 @pytest.mark.slow
 def test_replies_through_the_relay_are_those_of_one_server() -> None:
-    files = [str(FOLDER / f"test_{name}.py") for name in FILES]
+    files = [str(TESTS / name) for name in FILES]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.replicas.behind_ingress", *files],
-        cwd=FOLDER.parents[1],
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.fleet.behind_ingress", *files],
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         timeout=280,

@@ -13,9 +13,9 @@ from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve_train.parameters import NTKParameters, Parameters
 from gemserve_train.trainer import TrainConfig, TrainResult, train
 from tests import models
-from tests.model.test_adapter_packing import examples_of
-from tests.model.test_adapter_training import parameters_of
 from tests.model.test_adapters import prompt
+from tests.train.test_adapter_packing import examples_of
+from tests.train.test_adapter_training import parameters_of
 
 
 def made(kind: str, model: CausalModel) -> Parameters:

@@ -16,7 +16,7 @@ from gemserve_fleet.replicas.replica_reports import QueueReport, ReplicaReports,
 from gemserve_fleet.replicas.routing import ModelReading, TokenCosts
 from gemserve_fleet.replicas.text_chunks import TextChunk, chunk_salt, text_chunks
 from tests.fakes import CHAT, FakeCore
-from tests.replicas.in_process import fleet_of
+from tests.fleet.in_process import fleet_of
 
 WHOLE = ModelReading(reading="whole", costs=TokenCosts(full=1.0, answered=1.0))
 

@@ -23,7 +23,7 @@ from tests.fakes import (
     text_of,
     wait_for_async,
 )
-from tests.replicas.in_process import Fleet, fleet_of
+from tests.fleet.in_process import Fleet, fleet_of
 
 pytestmark = pytest.mark.anyio
 MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/chat"

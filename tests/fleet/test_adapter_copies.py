@@ -20,7 +20,7 @@ from gemserve_fleet.replicas.ingress import create_ingress
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests import adapters, models
 from tests.fakes import COMPLETIONS, FakeCore, wait_for_async
-from tests.replicas.in_process import Fleet, fleet_of, replica_of
+from tests.fleet.in_process import Fleet, fleet_of, replica_of
 
 pytestmark = pytest.mark.anyio
 ADAPTERS = "/v1/adapters"

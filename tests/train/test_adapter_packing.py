@@ -21,8 +21,8 @@ from gemserve_train.parameters import Parameters, PrefixParameters
 from gemserve_train.run_clock import RunClock
 from gemserve_train.trainer import TrainConfig, train
 from tests import models
-from tests.model.test_adapter_training import parameters_of, toy_examples
 from tests.model.test_adapters import core_of, generate, prompt, request, run
+from tests.train.test_adapter_training import parameters_of, toy_examples
 
 START = tuple(prompt(9))
 

@@ -163,9 +163,8 @@ class Sieve(Selector):
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         passages = self.ranked(scores, numbers, is_free, limit, evidence.words)
-        is_adaptive = bool(not is_diffuse and within and budget.low < budget.high)
         enough, most = None, budget.limit if is_diffuse else budget.high
-        if is_adaptive:
+        if not is_diffuse and within and budget.low < budget.high:
             least = budget.least_chosen - len(reserved.rest)
             enough = max(passages.count_focused(self.focus), least)
             alike = passages.alike()

@@ -26,12 +26,11 @@ class Filter(TypedDict, total=False):
     budget for documents: a number of tokens, a fraction of them in (0, 1), or "auto". `layer`
     counts from 0, and so do the [layer, head] pairs of `heads`. `window` is the most tokens of a
     window in which documents are read, "auto", or "off": the prompt is read as one sequence.
-    `lexical` is "auto", or "off": passages do not rank by the question's words, too. `second_look`
-    is "auto", or "off": with `keep` "auto" the best passages are not read again. `reader` is
-    "self", or "reader": the server's other model looks at the prompt.
-    `library` names libraries of which the best windows are read, `candidates` of them, and no more
-    than can be read in `max_seconds`. With `citations` the reply says which files it is from.
-    Instead of a `Filter`, a request may give the name of a method alone.
+    `lexical` is "auto", or "off": passages do not rank by the question's words, too. `reader` is
+    "self", or "reader": the server's other model looks at the prompt. `library` names libraries of
+    which the best windows are read, `candidates` of them, and no more than can be read in
+    `max_seconds`. With `citations` the reply says which files it is from. Instead of a `Filter`, a
+    request may give the name of a method alone.
 
     ```python
     filter: Filter = {"method": "sieve", "keep": 0.1, "return_selection": True}
@@ -45,7 +44,6 @@ class Filter(TypedDict, total=False):
     heads: Sequence[Sequence[int]]
     window: int | Literal["auto", "off"]
     lexical: Literal["auto", "off"]
-    second_look: Literal["auto", "off"]
     reader: Literal["self", "reader"]
     pooling: Literal["mean", "max"]
     library: str | Sequence[str]

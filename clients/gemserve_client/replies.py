@@ -77,12 +77,11 @@ class FilterReport(BaseModel):
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
     how focused attention was. Some methods do not measure it. `window` is the most tokens of a
     window, `windows` how many the documents were cut into, of which the document cache had
-    `cached_windows`; None if the prompt was read as one sequence, or whole. `looked_at` passages
-    were read again, by all layers, before any was kept. `reader` says which model looked, where the
-    server has two. `searched`, `sources` and `found` are there
-    if the request names libraries: what was searched, where each kept passage comes from, and
-    whether anything seems to answer. `scores` are there if the request has
-    `return_scores`; the server's documentation describes them.
+    `cached_windows`; None if the prompt was read as one sequence, or whole. `reader` says which
+    model looked, where the server has two. `searched`, `sources` and `found` are there if the
+    request names libraries: what was searched, where each kept passage comes from, and whether
+    anything seems to answer. `scores` are there if the request has `return_scores`; the server's
+    documentation describes them.
     """
 
     method: str
@@ -101,7 +100,6 @@ class FilterReport(BaseModel):
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None
-    looked_at: int = 0
     reader: Literal["self", "reader"] | None = None
     searched: SearchReport | None = None
     sources: list[SourceReport] | None = None

@@ -150,22 +150,6 @@ def key_heads(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookPlan:
-    """What is read around a passage: token ids `before` it and `after` it, and the question's.
-
-    How likely those that are `asked` are says how well the passage answers them.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    asked: tuple[int, ...]
-
-    def ids(self, passage: list[int]) -> list[int]:
-        """All that is read for one passage."""
-        return [*self.before, *passage, *self.after, *self.asked]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
     """How one prompt will be filtered. `filtering.planner` makes it when the request is built.
 
@@ -180,8 +164,7 @@ class FilterPlan:
     heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
     ids that the filter pass reads after the prompt. `windows`: the pass reads these; None: it reads
     the prompt as one sequence. `may_read_whole`: the prompt is read whole instead if the document
-    cache has so much of it that this is cheaper. `look`: the best passages are read again and
-    ranked anew before any is kept.
+    cache has so much of it that this is cheaper.
 
     `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
     kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
@@ -209,7 +192,6 @@ class FilterPlan:
     repeated: tuple[int, ...] = ()
     windows: WindowPlan | None = None
     may_read_whole: bool = False
-    look: LookPlan | None = None
     num_stable: int = 0
     num_sinks: int = 0
     evicts: bool = False

@@ -22,9 +22,8 @@ class SelectionInputs:
     numbers. `enclosed`, `enclosing_starts`, `enclosing_stops`: so the `starts`, `line_starts` and
     `line_stops` of `EnclosingLines`. `words`: so the places of each of the question's words, if
     passages rank by them. `between`, `line_end`: how many tokens a blank line and a line's end have
-    that are added between two passages that are not neighbours. `likelihoods`: of the question
-    behind each of the best passages, in their order, if all layers have read these again. `limit`:
-    the most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
+    that are added between two passages that are not neighbours. `limit`: the
+    most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
     """
 
     protected: tuple[tuple[int, int, int], ...]
@@ -38,7 +37,6 @@ class SelectionInputs:
     words: tuple[str, ...]
     between: int
     line_end: int
-    likelihoods: tuple[float, ...]
     coverage_bound: float
     fallback: bool
     limit: int

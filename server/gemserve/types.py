@@ -24,7 +24,6 @@ FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
 WindowSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
-SecondLook = Literal["auto", "off"]
 FilterReader = Literal["self", "reader"]
 VectorKind = Literal["keys", "queries"]  # of windows, which are one group; of a question alone
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
@@ -136,20 +135,6 @@ class Separators:
 NO_SEPARATORS = Separators()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionFrame:
-    """Token ids before a passage, and between it and a question about it.
-
-    Both are empty if no question can be asked so.
-    """
-
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-
-
-NO_FRAME = QuestionFrame()
-
-
 @dataclass(frozen=True, slots=True)
 class ProtectedRange:
     """Token positions start..stop−1 of a prompt that a filter should keep."""
@@ -233,7 +218,6 @@ class FilterOptions:
     heads: Heads | None = None
     window: WindowSize | None = None
     lexical: Lexical | None = None
-    second_look: SecondLook | None = None
     reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
     return_selection: bool = False
@@ -254,12 +238,10 @@ class FilterParams:
     and keys choose; None: the server's. `heads`: the 0-based (layer, head) pairs that score tokens,
     of layers up to that one; None: those of the calibration. `window`: the most tokens of a window
     in which documents are read. "auto": the calibration's. "off": the prompt is read as one
-    sequence. `lexical`: "auto": passages rank by the question's words, too. `second_look`: "auto":
-    with `keep` "auto" the best passages are read again by all layers and ranked anew, if the
-    calibration found this better. `reader`: which model looks at the prompt: the one that answers,
-    or the server's reader. `may_read_whole`: the request leaves it to the server whether the prompt
-    is filtered; see `FilterPlan`. `awaits_calibration`: the method needs a calibration that is not
-    there yet, so the prompt is read whole.
+    sequence. `lexical`: "auto": passages rank by the question's words, too. `reader`: which model
+    looks at the prompt: the one that answers, or the server's reader. `may_read_whole`: the request
+    leaves it to the server whether the prompt is filtered; see `FilterPlan`. `awaits_calibration`:
+    the method needs a calibration that is not there yet, so the prompt is read whole.
     """
 
     method: FilterMethod
@@ -269,7 +251,6 @@ class FilterParams:
     heads: Heads | None = None
     window: WindowSize = "auto"
     lexical: Lexical = "off"
-    second_look: SecondLook = "auto"
     reader: FilterReader = "self"
     may_read_whole: bool = False
     awaits_calibration: bool = False
@@ -510,8 +491,7 @@ class Request:
     calls are about whose results follow. `anchor`: tokens that a window of a document is read
     behind, such as the beginning of the model's chat template; by default the prompt's first token.
     `words`: for each word of the question the tokens that it begins in. `separators`: what is put
-    between kept passages that were not neighbours. `question_frame`: what the model reads around a
-    passage to say how likely the question is. `messages`: where those of a chat are, for the
+    between kept passages that were not neighbours. `messages`: where those of a chat are, for the
     report; None: it is no chat. `excerpts`: what of it are windows of a library, in order, and
     `searched` how these were found.
 
@@ -546,7 +526,6 @@ class Request:
     anchor: tuple[int, ...] = ()
     words: tuple[TokenArray, ...] = field(default=(), compare=False)
     separators: Separators = NO_SEPARATORS
-    question_frame: QuestionFrame = NO_FRAME
     messages: tuple[MessagePlace, ...] | None = None
     excerpts: tuple[Excerpt, ...] = field(default=(), compare=False)
     searched: SearchReport | None = None
@@ -667,11 +646,10 @@ class FilterReport:
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole. `looked_at`: how many passages all layers read again to rank them. `reader`: which
-    model looked, where the server has two; None: nobody did, or there is one. `searched`,
-    `sources`: of a question to libraries, what was searched, and where each kept passage comes
-    from, the best first. `found`: False if coverage says that nothing there answers; None if
-    nothing says so.
+    or whole. `reader`: which model looked, where the server has two; None: nobody did, or there is
+    one. `searched`, `sources`: of a question to libraries, what was searched, and where each kept
+    passage comes from, the best first. `found`: False if coverage says that nothing there answers;
+    None if nothing says so.
     """
 
     method: FilterMethod
@@ -690,7 +668,6 @@ class FilterReport:
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None
-    looked_at: int = 0
     reader: FilterReader | None = None
     searched: SearchReport | None = None
     sources: tuple[SourceReport, ...] | None = None

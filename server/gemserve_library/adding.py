@@ -27,7 +27,7 @@ from gemserve_library.keys_file import rounded_keys
 from gemserve_library.store import Library, StoredFile
 from gemserve_library.vectors import Run, VectorRequests, keys_of
 
-log = logging.getLogger("gemserve.library")
+log = logging.getLogger("gemserve_library")
 _NAMED = 10  # files in a message
 _FILES_AT_ONCE = 256  # that are stored in one transaction at most
 

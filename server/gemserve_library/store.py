@@ -31,7 +31,7 @@ from gemserve_library import word_index
 from gemserve_library.identity import Identity
 from gemserve_library.keys_file import KeysFile, Records, checksum
 
-log = logging.getLogger("gemserve.library")
+log = logging.getLogger("gemserve_library")
 DATABASE = "library.sqlite"
 _LOCK = "writer.lock"
 _REMOVED = ".removed-"  # begins the name of a folder that is being removed; no library's does

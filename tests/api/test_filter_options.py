@@ -42,10 +42,6 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     ({"lexical": "off"}, {"lexical": "off"}),
     ({"reader": "self"}, {}),
     ({"reader": None}, {}),
-    ({"second_look": "auto"}, {}),
-    ({"second_look": None}, {}),
-    ({"second_look": "off"}, {"second_look": "off"}),
-    ({"method": "gemfilter", "second_look": None}, {"method": "gemfilter", "lexical": "off"}),
     ({"method": "gemfilter", "lexical": None}, {"method": "gemfilter", "lexical": "off"}),
     ({"method": "snapkv", "layer": "auto"}, {"method": "snapkv", "lexical": "off"}),
     ({"return_selection": True}, {"return_selection": True}),
@@ -191,24 +187,6 @@ async def test_lexical_is_auto_or_off(api: Api, path: str, given: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
-@pytest.mark.parametrize("given", ["auto", "off"])
-@pytest.mark.parametrize("method", [m for m in SERVED_METHODS if not METHODS[m].looks_twice])
-async def test_a_second_look_is_refused_where_there_is_none(
-    api: Api, path: str, method: str, given: str
-) -> None:
-    """`gemfilter` would take the option without effect."""
-    body = {"model": "fake", "prompt": list(range(10, 510))}
-    body["filter"] = {"method": method, "second_look": given}
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    message = f"filter.second_look={given}: only method sieve has it, not {method}"
-    assert error["message"] == message
-    assert (error["param"], error["code"]) == ("filter.second_look", "invalid_value")
-    assert not api.core.requests
-
-
-@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS])
 async def test_a_reader_is_refused_where_there_is_none(api: Api, path: str) -> None:
     body = {"model": "fake", "prompt": list(range(10, 510)), "filter": {"reader": "reader"}}
     reply = await api.client.post(path, json=body)
@@ -217,20 +195,6 @@ async def test_a_reader_is_refused_where_there_is_none(api: Api, path: str) -> N
     message = "filter.reader=reader: this server has no reader; --reader names its model"
     assert error["message"] == message
     assert (error["param"], error["code"]) == ("filter.reader", "invalid_value")
-    assert not api.core.requests
-
-
-@pytest.mark.parametrize("path", ["/v1/filter", COMPLETIONS, CHAT])
-@pytest.mark.parametrize("given", ["on", "", "Off", True, 0, 1.5, [], {}])
-async def test_a_second_look_is_auto_or_off(api: Api, path: str, given: Any) -> None:
-    said = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
-    body = {"model": "fake", **said, "filter": {"second_look": given}}
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    assert error["message"].startswith("filter.second_look=")
-    assert error["message"].endswith(": Input should be 'auto' or 'off'")
-    assert (error["param"], error["code"]) == ("filter.second_look", "invalid_value")
     assert not api.core.requests
 
 

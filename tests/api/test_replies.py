@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Filtered, FilterReport
 from tests.fakes import (
     BODIES,
     CHAT,
@@ -105,31 +104,11 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
         *("protected_tokens", "added_tokens", "messages"),
-        *("window", "windows", "cached_windows", "looked_at", "reader"),
+        *("window", "windows", "cached_windows", "reader"),
         *("searched", "sources", "found"),
     }
-    assert whole["looked_at"] == 0
     assert (whole["messages"] is None) == (path == COMPLETIONS)
     assert (whole["applied"], whole["reason"]) == (False, "short_prompt")
-
-
-@both
-async def test_a_second_look_is_reported(api: Api, core: FakeCore, path: str) -> None:
-    report = FilterReport(
-        method="sieve",
-        applied=True,
-        reason=None,
-        layer=2,
-        prompt_tokens=500,
-        kept_tokens=64,
-        cached_tokens=0,
-        filter_ms=5.0,
-        selection=None,
-        looked_at=8,
-    )
-    core.script = (Filtered(report=report, started_s=0.0, filtered_s=0.0), "a")
-    assert (await api.post(path)).json()["filter"]["looked_at"] == 8
-    assert data_of(await api.post(path, stream=True))[0]["filter"]["looked_at"] == 8
 
 
 async def test_usage_counts_what_was_sent_not_what_was_kept(api: Api) -> None:

@@ -119,16 +119,13 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
     assert first["gemserve.filter.cached_tokens"] == 0
     assert second["gemserve.filter.cached_tokens"] > 1000
     assert not any("window" in name for name in first)  # the prompt was read as one sequence
-    assert "gemserve.filter.looked_at" not in first
     texts = json.dumps(
         [span.to_json() for spans in found for some in spans.values() for span in some]
     )
     assert "colour" not in texts
 
 
-async def test_windows_and_a_second_look_are_attributes_of_the_filter(
-    recorder: Recorder, tokenizer: Any
-) -> None:
+async def test_windows_are_attributes_of_the_filter(recorder: Recorder, tokenizer: Any) -> None:
     report = FilterReport(
         method="sieve",
         applied=True,
@@ -142,7 +139,6 @@ async def test_windows_and_a_second_look_are_attributes_of_the_filter(
         window=512,
         windows=7,
         cached_windows=3,
-        looked_at=8,
     )
     now_s = time.monotonic()
     filtered = Filtered(report=report, started_s=now_s, filtered_s=now_s)
@@ -153,12 +149,11 @@ async def test_windows_and_a_second_look_are_attributes_of_the_filter(
     finally:
         serving.engine.stop()
     (span,) = recorder.take()["filter"]
-    found = {k: v for k, v in span.attributes.items() if "window" in k or "look" in k}
+    found = {k: v for k, v in span.attributes.items() if "window" in k}
     assert found == {
         "gemserve.filter.window": 512,
         "gemserve.filter.windows": 7,
         "gemserve.filter.cached_windows": 3,
-        "gemserve.filter.looked_at": 8,
     }
 
 

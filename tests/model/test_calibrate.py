@@ -127,7 +127,7 @@ def test_the_command_writes_figures_and_the_file(
     (chosen,) = (row for row in last["layers"] if row["layer"] == last["filter_layer"])
     assert last["recall"] == {"words": chosen["words"], "meaning": chosen["meaning"]}
     best, *others = last["keeps"]
-    assert (best["keep"], best["second_look"]) == (last["auto_keep"], last["second_look"])
+    assert best["keep"] == last["auto_keep"]
     assert {row["keep"] for row in last["keeps"]} == set(choose_keep.KEEPS)
     (told,) = (line for line in printed if line.endswith("← chosen for keep: auto"))
     assert told.startswith(f"{last['auto_keep']:,} tokens kept")

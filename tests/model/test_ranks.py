@@ -34,7 +34,6 @@ from gemserve.types import (
     TextDelta,
 )
 from tests import adapters, models
-from tests.model.test_second_look import core_that_looks, looking
 
 LAYER, WINDOW = 2, 256
 ENGINE = EngineConfig(
@@ -195,15 +194,6 @@ def test_a_cached_document_is_taken_over(cores: Cores, window: int | str) -> Non
     (again,) = compare(cores, second)
     assert again.report is not None
     assert again.report.cached_tokens > 0
-
-
-@pytest.mark.parametrize("window", ["off", 512])
-def test_a_second_look(cores: Cores, window: int | str) -> None:
-    """All layers of all ranks read passages again before rank 0 chooses."""
-    planned = core_that_looks().planner.planned(looking(params={"window": window}))
-    (answer,) = compare(cores, planned)
-    assert answer.report is not None
-    assert answer.report.looked_at > 0
 
 
 def test_a_prompt_is_scored(cores: Cores) -> None:

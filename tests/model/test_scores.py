@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from gemserve.filter_plan import Budget
 from gemserve.filtering import sieve
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.score_report import report_scores
-from gemserve.filtering.second_look import LOOKED_AT
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
@@ -27,12 +26,11 @@ from gemserve.types import (
     FilterReport,
     Priority,
     ProtectedRange,
-    QuestionFrame,
     Separators,
     TextBreaks,
 )
 from gemserve_kernels import select_backend
-from tests.model.test_query_rows import FOUND, core_of, ids_of, request, serve
+from tests.model.test_query_rows import core_of, ids_of, request, serve
 
 N = 400
 BREAKS = TextBreaks(paragraphs=tuple(range(0, N, 28)))
@@ -195,7 +193,6 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int, breaks: TextBreaks)
     assert report.scores.inputs is not None
     inputs = report.scores.inputs
     assert inputs.between == 2
-    assert inputs.likelihoods == ()
     evidence = evidence_of(report)
     always = count_always_read(evidence.protected, N)
     assert report.protected_tokens == always > 0
@@ -205,41 +202,6 @@ def test_exact_scores_are_all_that_a_choice_needs(keep: int, breaks: TextBreaks)
     params = FilterParams(method="sieve", keep=keep, fallback=inputs.fallback)
     choice = GivenScores().choose(evidence, budget, params)
     assert as_ranges(choice.positions.tolist()) == report.selection
-
-
-@pytest.mark.parametrize("words", [(), (np.array([40, 41]), np.array([1500]))])
-def test_likelihoods_are_all_that_a_choice_after_a_second_look_needs(
-    words: tuple[npt.NDArray[np.int64], ...],
-) -> None:
-    n, keep = 3000, 128
-    params = {"method": "sieve", "keep": "auto", "return_scores": "exact", "lexical": "auto"}
-    one = request(
-        ids_of(n),
-        ((n - 20, n),),
-        params=params | {"return_selection": True},
-        breaks=TextBreaks(paragraphs=tuple(range(0, n, 28))),
-        protected=(ProtectedRange(n - 20, n, Priority.QUESTION),),
-        words=words,
-        separators=Separators(blank_line=(5, 5), line_end=(5,)),
-        question_frame=QuestionFrame(before=(1, 9), after=(8, 7)),
-    )
-    report, _ = serve(core_of(replace(FOUND, auto_keep=keep, second_look=True)), one)
-    assert report.scores is not None
-    assert report.scores.inputs is not None
-    inputs, evidence = report.scores.inputs, evidence_of(report)
-    assert len(inputs.likelihoods) == report.looked_at == LOOKED_AT
-    always = report.protected_tokens
-    budget = Budget(
-        low=keep // 2 + always, high=keep + always, limit=inputs.limit, protected=always
-    )
-    params = FilterParams(method="sieve", keep="auto", fallback=inputs.fallback)
-
-    def chosen(likelihoods: tuple[float, ...]) -> Any:
-        looked = replace(evidence, likelihoods=likelihoods)
-        return as_ranges(GivenScores().choose(looked, budget, params).positions.tolist())
-
-    assert chosen(inputs.likelihoods) == report.selection
-    assert chosen(inputs.likelihoods[::-1]) != report.selection
 
 
 def evidence_of(report: FilterReport) -> Evidence:
@@ -278,7 +240,6 @@ def evidence_of(report: FilterReport) -> Evidence:
         coverage_bound=inputs.coverage_bound,
         words=tuple(places(at).astype(np.int64) for at in inputs.words),
         separators=Separators(blank_line=(5,) * inputs.between, line_end=(5,) * inputs.line_end),
-        likelihoods=inputs.likelihoods,
     )
 
 

@@ -40,7 +40,7 @@ WHOLE = {
     "recall": {"words": 0.9, "meaning": 0.8},
 }
 
-ANSWERED = Calibration(layer=1, is_measured=True, second_look=True)
+ANSWERED = Calibration(layer=1, is_measured=True)
 
 
 @pytest.fixture(autouse=True)
@@ -88,15 +88,20 @@ def test_a_file_whose_probes_had_the_question_s_words_is_used_and_says_what_it_l
 
 def test_what_auto_keeps_is_read_and_older_files_do_not_say(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    write_calibration(path, WHOLE | {"auto_keep": 128, "second_look": True})
-    found = read(path)
-    assert (found.auto_keep, found.second_look) == (128, True)
-    for old in (WHOLE, {"filter_layer": 3}):
+    write_calibration(path, WHOLE | {"auto_keep": 128})
+    assert read(path).auto_keep == 128
+    for old in (WHOLE, {"filter_layer": 3}, WHOLE | {"auto_keep": None}):
         write_calibration(path, old)
-        found = read(path)
-        assert (found.auto_keep, found.second_look) == (None, False)
-    write_calibration(path, WHOLE | {"auto_keep": None, "second_look": False})
-    assert read(path).auto_keep is None
+        assert read(path).auto_keep is None
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_older_files_say_of_a_second_look_is_ignored(given: bool, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, WHOLE | {"second_look": given})
+    found = read(path)
+    write_calibration(path, WHOLE)
+    assert found == read(path)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +114,6 @@ def test_what_auto_keeps_is_read_and_older_files_do_not_say(tmp_path: Path) -> N
         ({"auto_keep": 0.1}, "auto_keep=0.1 must be null or"),
         ({"auto_keep": True}, "auto_keep=True must be null or"),
         ({"auto_keep": "auto"}, "auto_keep='auto' must be null or"),
-        ({"second_look": 1}, "second_look=1 must be true or false"),
-        ({"second_look": None}, "second_look=None must be true or false"),
-        ({"second_look": "auto"}, "second_look='auto' must be true or false"),
         ({"filter_layer": None}, "filter_layer=None must be an integer"),
         ({"filter_layer": True}, "filter_layer=True must be an integer"),
         ({"filter_layer": 2.0}, "filter_layer=2.0 must be an integer"),

@@ -139,9 +139,6 @@ def test_both_commands_tell_the_same(
     has_windows = "; 1,200 windows, 7 read before" in summary_of(in_windows)
     assert has_windows == cached.applied
     assert ask.summary_of(ClientReport.model_validate(asdict(in_windows))) == summary_of(in_windows)
-    looked = replace(in_windows, looked_at=8)
-    assert summary_of(looked).endswith("; 8 passages read twice") == looked.applied
-    assert ask.summary_of(ClientReport.model_validate(asdict(looked))) == summary_of(looked)
 
 
 def test_an_answer_has_a_limit(url: str, notes: str, core: FakeCore) -> None:

@@ -10,19 +10,16 @@ import pytest
 
 from gemserve.calibration.files import Calibration
 from gemserve.errors import RequestError
-from gemserve.filter_plan import Budget, FilterPlan, LookPlan
+from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.filtering.second_look import LONGEST, LOOKED_AT, look_flops
 from gemserve.types import (
     AUTO_MIN_KEEP,
-    NO_FRAME,
     FilterMethod,
     FilterOptions,
     FilterParams,
     Priority,
     ProtectedRange,
-    QuestionFrame,
     Request,
     SamplingParams,
 )
@@ -500,95 +497,23 @@ def test_choices_share_a_plan_unless_their_seeds_choose() -> None:
 
 
 AUTO = FilterParams(method="sieve", keep="auto", fallback=True)
-ANSWERED = replace(MEASURED, auto_keep=200, second_look=True)
-LOOKING = replace(FULL, calibration=ANSWERED)
-FRAME = QuestionFrame(before=(1, 2), after=(3, 4, 5))
+ANSWERED = replace(MEASURED, auto_keep=200)
+ANSWERING = replace(FULL, calibration=ANSWERED)
 LONG = 3500
-QUESTION = ((3400, 3410), (3412, 3416))
-EARLY = ((400, 410), (412, 416))
-
-
-def look_of(planner: FilterPlanner = LOOKING, **changes: Any) -> LookPlan | None:
-    given: dict[str, Any] = {"num_tokens": LONG, "question": QUESTION, "question_frame": FRAME}
-    return planner.plan(request(**({"params": AUTO} | given | changes))).look
-
-
-def test_a_second_look_reads_each_passage_between_the_frame_and_the_question() -> None:
-    look = look_of()
-    asked = (*range(3405, 3415), *range(3417, 3421))
-    assert look == LookPlan(before=(1, 2), after=(3, 4, 5), asked=asked)
-    assert look.ids([7, 8]) == [1, 2, 7, 8, 3, 4, 5, *asked]
-    beside = LONGEST + 5 + len(asked)
-    assert look_flops(look, FULL.shape) == LOOKED_AT * FULL.shape.prefill_chunk(0, beside)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"params": replace(AUTO, keep=128)}, id="the request says how much"),
-        pytest.param({"params": replace(AUTO, keep=0.1)}, id="or which share"),
-        pytest.param({"params": replace(AUTO, second_look="off")}, id="the request wants none"),
-        pytest.param(
-            {"planner": replace(LOOKING, calibration=replace(ANSWERED, second_look=False))},
-            id="it was not found better",
-        ),
-        pytest.param({"planner": FULL}, id="nothing was measured"),
-        pytest.param({"planner": replace(FULL, calibration=GUESSED)}, id="uncalibrated"),
-        pytest.param({"question": ()}, id="no question"),
-        pytest.param({"question_frame": NO_FRAME}, id="no frame"),
-        pytest.param({"num_called": 14}, id="only calls are asked about"),
-        pytest.param({"num_tokens": 600, "question": EARLY}, id="reading all is less work"),
-        pytest.param({"num_tokens": 200, "question": ((100, 110),)}, id="it is read whole"),
-        pytest.param({"params": FilterParams(method="none", keep="auto")}, id="no filter"),
-    ],
-)
-def test_there_is_no_second_look_where(changes: dict[str, Any]) -> None:
-    assert look_of() is not None
-    assert look_of(**changes) is None
-
-
-def test_calls_are_not_a_question_that_a_passage_answers() -> None:
-    look = look_of(num_called=4)
-    assert look is not None
-    assert look.asked == tuple(range(3405, 3415))
-
-
-@pytest.mark.parametrize("window", ["off", 512])
-def test_a_second_look_never_makes_a_filter_slower_than_reading_all(window: Any) -> None:
-    params = replace(AUTO, window=window)
-    shape, layer = FULL.shape, MEASURED.layer
-    look = look_of(params=params)
-    assert look is not None
-    lengths = range(420, 2000, 10)
-
-    def planned(num_tokens: int) -> FilterPlan:
-        short = request(params, num_tokens, EARLY, question_frame=FRAME)
-        return LOOKING.plan(short)
-
-    lookers = [n for n in lengths if planned(n).look is not None]
-    first = lookers[0]
-    assert 600 < first < 1200
-    assert lookers == [n for n in lengths if n >= first]
-    assert planned(first - 10).reason is None  # it is filtered all the same
-    size = 512 if window == 512 else first
-    parts = [min(size, first - start) for start in range(0, first, size)]
-    work = sum(shape.filter_chunk(0, count, layer) for count in parts)
-    work += shape.prefill_chunk(0, planned(first).num_kept) + look_flops(look, shape)
-    assert 0.97 < work / shape.prefill_chunk(0, first) < 1
 
 
 def test_auto_keeps_no_more_than_the_model_answers_best_from() -> None:
     """An eighth of a long document distracts a small model."""
-    plan = LOOKING.plan(request(AUTO, LONG))
+    plan = ANSWERING.plan(request(AUTO, LONG))
     assert FULL.plan(request(AUTO, LONG)).budget.high == 438
     # what is not trusted is not read whole either
     assert plan.budget == Budget(low=100, high=200, limit=875, several=875)
     assert plan.num_kept == 200
-    assert LOOKING.generated_from(AUTO, LONG, 0) == 200
+    assert ANSWERING.generated_from(AUTO, LONG, 0) == 200
     # a short document's eighth is less
-    assert LOOKING.plan(request(AUTO, NUM_TOKENS)).budget.high == AUTO_MIN_KEEP
+    assert ANSWERING.plan(request(AUTO, NUM_TOKENS)).budget.high == AUTO_MIN_KEEP
     for keep, high in ((64, 64), (1024, 1024), (0.25, 875)):
-        fixed = LOOKING.plan(request(replace(SIEVE, keep=keep), LONG))
+        fixed = ANSWERING.plan(request(replace(SIEVE, keep=keep), LONG))
         assert fixed.budget == Budget(low=high, high=high, limit=high)
 
 
@@ -644,7 +569,7 @@ def test_several_passages_have_room(num_tokens: int, max_tokens: int, several: i
 
 def test_what_is_always_read_is_not_part_of_what_auto_keeps() -> None:
     always = (ProtectedRange(0, 400, Priority.SYSTEM),)
-    plan = LOOKING.plan(request(AUTO, LONG, protected=always))
+    plan = ANSWERING.plan(request(AUTO, LONG, protected=always))
     assert plan.budget == Budget(low=500, high=600, limit=1175, several=1175, protected=400)
     assert plan.budget.least_chosen == 100
-    assert LOOKING.generated_from(AUTO, LONG, 400) == 600
+    assert ANSWERING.generated_from(AUTO, LONG, 400) == 600

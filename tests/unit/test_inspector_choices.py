@@ -169,15 +169,6 @@ def test_windows_are_told(tmp_path: Path) -> None:
     assert told_by(tmp_path, WORDS, "words.js", program) == [in_windows, one_pass]
 
 
-def test_a_second_look_is_told(tmp_path: Path) -> None:
-    program = (
-        "console.log(JSON.stringify([{looked_at: 8}, {looked_at: 0}, {}]"
-        ".map((more) => words({...more, windows: null}).at(-2))))"
-    )
-    told = ["8 passages were read twice before any was kept.", "", ""]
-    assert told_by(tmp_path, WORDS, "words.js", program) == told
-
-
 SIZES = """
 import {sizeWords} from %s;
 const told = [[4000, 2000, 0], [40000, 2000, 2000], [40000, 2000, 1 << 20]].map(

@@ -206,12 +206,6 @@ def three_passages(attention: tuple[float, ...] = (0.2, 0.9, 0.5, 0.1)) -> Ranke
     return RankedPassages.of(starts, np.array(attention), is_free, ())
 
 
-def test_the_best_passages_are_in_their_order_and_can_be_chosen() -> None:
-    passages = three_passages()
-    assert passages.best(2) == ((10, 20), (20, 30))
-    assert passages.best(8) == ((10, 20), (20, 30), (30, 40))
-
-
 @pytest.mark.parametrize(
     ("attention", "places", "alike"),
     [
@@ -239,25 +233,3 @@ def test_passages_that_are_alike_come_first() -> None:
     passages = three_passages()
     assert passages.with_first(np.array([3, 1])).order.tolist() == [3, 1, 2]
     assert passages.with_first(np.array([], dtype=np.int64)).order.tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("likelihoods", "order"),
-    [
-        ((0.9, 0.5, 0.1), [1, 2, 3]),
-        ((0.1, 0.9, 0.5), [2, 1, 3]),  # the first one is the least likely
-        ((0.5, 0.1, 0.9), [1, 3, 2]),
-        ((0.5, 0.9, 0.1), [1, 2, 3]),  # of equal places the first order's
-        ((0.5, 0.5, 0.5), [1, 2, 3]),
-        ((5e-324, 1e-300, 1e-300), [2, 1, 3]),  # hardly likely is an opinion, too
-        ((0.1, 0.9), [1, 2, 3]),  # what was not looked at stays where it is
-    ],
-)
-def test_a_second_look_counts_as_much_as_the_first(
-    likelihoods: tuple[float, ...], order: list[int]
-) -> None:
-    first = three_passages()
-    again = first.looked_at(likelihoods)
-    assert again.order.tolist() == order
-    assert first.order.tolist() == [1, 2, 3]
-    assert again.starts is first.starts

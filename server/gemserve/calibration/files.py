@@ -29,11 +29,10 @@ class Calibration:
     `window`: the most tokens of a window in which documents are read; None: prompts are read as one
     sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
     more tokens are kept of documents, because answers are no better from more; None: not measured.
-    `more_distracts`: they are worse. `second_look`: the best passages are read again then, and
-    ranked anew. `by_meaning`: probes in other words than their facts were among those that chose.
-    `is_of_these_weights`: they were read by these weights, and not by others with the same norms,
-    such as another quantisation. `is_awaited`: it is a guess that nothing is filtered by, because
-    the model is yet to be calibrated.
+    `more_distracts`: they are worse. `by_meaning`: probes in other words than their facts were
+    among those that chose. `is_of_these_weights`: they were read by these weights, and not by
+    others with the same norms, such as another quantisation. `is_awaited`: it is a guess that
+    nothing is filtered by, because the model is yet to be calibrated.
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
@@ -50,7 +49,6 @@ class Calibration:
     window_bound: float = USUAL_WINDOW_BOUND
     auto_keep: int | None = None
     more_distracts: bool = True
-    second_look: bool = False
     by_meaning: bool = True
     is_of_these_weights: bool = True
     is_awaited: bool = False
@@ -82,8 +80,7 @@ class Calibration:
             f"head), and a coverage below {self.coverage_bound:.2f} is not trusted"
         )
         if self.auto_keep is not None:
-            twice = ", and the best passages are read twice" if self.second_look else ""
-            text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents{twice}"
+            text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents"
         if not self.is_of_these_weights:
             text += "; it was measured on other weights of this model, such as another quantisation"
         if not self.by_meaning:
@@ -101,6 +98,7 @@ def read_calibration(
 
     `weights`: the hash of those that it is for, if that is known. Files of earlier versions have
     only `filter_layer`, which means all heads of that layer, or heads that look for words alone.
+    Some have `second_look`, which is ignored: whether the best passages are read twice.
     """
     try:
         text = path.read_text()
@@ -127,7 +125,6 @@ def parse_calibration(
         window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
         auto_keep = content.get("auto_keep")
         more_distracts = content.get("more_distracts", True)
-        second_look = content.get("second_look", False)
         by_meaning = heads is None or "recall" in content
         read_by = content.get("weights")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -150,8 +147,7 @@ def parse_calibration(
         raise ConfigError(
             f"{path}: auto_keep={auto_keep!r} must be null or from {MIN_KEEP} to {MAX_KEEP}"
         )
-    flags = ("ends_with", ends_with), ("second_look", second_look)
-    for name, value in (*flags, ("more_distracts", more_distracts)):
+    for name, value in (("ends_with", ends_with), ("more_distracts", more_distracts)):
         if not isinstance(value, bool):
             raise ConfigError(f"{path}: {name}={value!r} must be true or false")
     return Calibration(
@@ -165,7 +161,6 @@ def parse_calibration(
         window_bound=float(window_bound),
         auto_keep=auto_keep,
         more_distracts=more_distracts,
-        second_look=second_look,
         by_meaning=by_meaning,
         is_of_these_weights=None in (weights, read_by) or weights == read_by,
     )

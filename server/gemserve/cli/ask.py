@@ -230,8 +230,7 @@ def summary_of(report: FilterReport) -> str:
     if report.windows:
         found = report.cached_windows
         cached = f"; {report.windows:,} windows" + (f", {found:,} read before" if found else "")
-    looked = f"; {report.looked_at} passages read twice" if report.looked_at else ""
     return (
         f"{report.method}{layer} kept {report.kept_tokens:,} of {report.prompt_tokens:,} tokens "
-        f"in {report.filter_ms:,.0f} ms{note}{cached}{looked}"
+        f"in {report.filter_ms:,.0f} ms{note}{cached}"
     )

@@ -168,9 +168,8 @@ def _print_outcome(outcome: Any) -> None:
         mark = "  ← chosen" if place == 0 else ""
         print(f"{size}: recall {row.recall:.2f}, work {row.work:.3f}{mark}")
     for place, result in enumerate(outcome.keeps):
-        look = ", read twice" if result.second_look else ""
         mark = "  ← chosen for keep: auto" if place == 0 else ""
-        print(f"{result.keep:,} tokens kept{look}: answers {result.score:.2f}{mark}")
+        print(f"{result.keep:,} tokens kept: answers {result.score:.2f}{mark}")
     if outcome.whole_score is not None:
         print(f"whole prompts: answers {outcome.whole_score:.2f}")
     print(f"coverage below {trust.bound:.2f} is not trusted: {_errs(trust)}")

@@ -120,7 +120,6 @@ class EventMaker:
             kept.coverage,
             kept.scores,
             num_added=len(kept.added),
-            looked_at=kept.looked_at,
             best=kept.best,
         )
         if job.request.selects_only:
@@ -195,7 +194,6 @@ def _filtered(
     coverage: float | None = None,
     scores: FilterScores | None = None,
     num_added: int = 0,
-    looked_at: int = 0,
     best: Ids[tuple[int, int]] = (),
 ) -> Filtered:
     """The filter's report.
@@ -227,7 +225,6 @@ def _filtered(
         window=None if windows is None else windows.plan.size,
         windows=None if windows is None else len(windows.plan.windows),
         cached_windows=None if windows is None else windows.num_cached,
-        looked_at=looked_at,
         searched=job.request.searched,
         sources=None if sequence.evicts else report_sources(job.request, kept, best),
         found=_is_found(job, coverage),

@@ -315,7 +315,6 @@ def _with_report(event: Filtered, of_reader: Filtered) -> Filtered:
         window=seen.window,
         windows=seen.windows,
         cached_windows=seen.cached_windows,
-        looked_at=seen.looked_at,
         filter_ms=seen.filter_ms,
         found=seen.found,
     )

@@ -30,7 +30,6 @@ class Method:
     heads, which the option `heads` replaces. `repeats_question`: it watches the question's rows, so
     the filter pass reads a question in front of its document once more after the prompt.
     `has_words`: it ranks by the question's words, too, unless `lexical` says otherwise.
-    `looks_twice`: it can rank its best passages anew, by a second look.
     `is_served`: requests may name it; others are for evaluations alone.
     """
 
@@ -44,7 +43,6 @@ class Method:
     has_heads: bool = field(default=False, repr=False)
     repeats_question: bool = field(default=False, repr=False)
     has_words: bool = field(default=False, repr=False)
-    looks_twice: bool = field(default=False, repr=False)
     is_served: bool = field(default=True, repr=False)
 
     @property
@@ -78,7 +76,6 @@ METHODS: dict[FilterMethod, Method] = {
         has_heads=True,
         repeats_question=True,
         has_words=True,
-        looks_twice=True,
     ),
     "snapkv": Method(evictor=SnapKV()),
     "position": Method(blind=Position(), protects=True),

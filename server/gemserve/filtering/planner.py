@@ -20,11 +20,10 @@ from gemserve.config import (
 )
 from gemserve.cost import ModelShape
 from gemserve.errors import NotCalibrated, RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason, LookPlan, Window, WindowPlan
+from gemserve.filter_plan import Budget, FilterPlan, FilterReason, Window, WindowPlan
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.filtering.reading_plans import ReaderPlans
-from gemserve.filtering.second_look import look_flops
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.types import (
     AUTO_MIN_KEEP,
@@ -119,12 +118,6 @@ class FilterPlanner:
                 f"filter.lexical={options.lexical}: only {owners} it, not {name}",
                 param="filter.lexical",
             )
-        if options.second_look is not None and not method.looks_twice:
-            owners = self._methods_with(lambda other: other.looks_twice)
-            raise RequestError(
-                f"filter.second_look={options.second_look}: only {owners} it, not {name}",
-                param="filter.second_look",
-            )
         if options.protect != NO_PROTECT and not method.protects:
             owners = self._methods_with(lambda other: other.protects)
             raise RequestError(
@@ -152,7 +145,6 @@ class FilterPlanner:
             heads=heads,
             window=options.window or self.window,
             lexical=options.lexical or ("auto" if method.has_words else "off"),
-            second_look=options.second_look or "auto",
             may_read_whole=self.reads_cached_whole and leaves_it_open(options),
             awaits_calibration=method.has_layer and self.calibration.is_awaited,
             pooling=options.pooling or "mean",
@@ -378,7 +370,6 @@ class FilterPlanner:
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
         )
-        plan = plan.having(look=self._look(plan, request))
         windows = self._windows(request)
         if windows is not None:
             num_asked = len(windows.asked)
@@ -620,20 +611,15 @@ class FilterPlanner:
             return None
         return "mostly_protected"
 
-    def _costs_more(
-        self, params: FilterParams, num_tokens: int, kept: int, beside: float = 0.0
-    ) -> bool:
-        """Are a filter pass, and reading the `kept` tokens, no less work than reading all?
-
-        `beside`: FLOPs of what else is done.
-        """
+    def _costs_more(self, params: FilterParams, num_tokens: int, kept: int) -> bool:
+        """Are a filter pass, and reading the `kept` tokens, no less work than reading all?"""
         if not METHODS[params.method].has_layer:
             return False
         shape, layer = self.shape, self._layer_of(params)
         size = self._window_size(params) or num_tokens
         whole, rest = divmod(num_tokens, size)
         reading = whole * shape.filter_chunk(0, size, layer) + shape.filter_chunk(0, rest, layer)
-        filtered = reading + shape.prefill_chunk(0, kept) + beside
+        filtered = reading + shape.prefill_chunk(0, kept)
         return filtered >= shape.prefill_chunk(0, num_tokens)
 
     def _budget(self, request: Request, num_protected: int) -> Budget:
@@ -667,25 +653,6 @@ class FilterPlanner:
         """Number of tokens to keep of a prompt, with what is always read. With "auto", the most."""
         protected = num_protected if METHODS[params.method].protects else 0
         return protected + self.calibration.most_kept(params.keep, num_tokens - protected)
-
-    def _look(self, plan: FilterPlan, request: Request) -> LookPlan | None:
-        """What a second look reads around a passage; None: there is none.
-
-        It must not make the filter slower than reading the prompt whole.
-        """
-        params, num_tokens = request.filter, len(request.prompt_ids)
-        frame, calibration = request.question_frame, self.calibration
-        is_wanted = params.keep == "auto" and params.second_look == "auto"
-        if not (is_wanted and calibration.second_look and METHODS[params.method].looks_twice):
-            return None
-        asked = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
-        asked = asked[: len(asked) - request.num_called]
-        if not asked or not frame.after:
-            return None
-        look = LookPlan(before=frame.before, after=frame.after, asked=tuple(asked))
-        if self._costs_more(params, num_tokens, plan.num_kept, look_flops(look, self.shape)):
-            return None
-        return look
 
     def _layer_of(self, params: FilterParams) -> int:
         return self.calibration.layer if params.layer is None else params.layer

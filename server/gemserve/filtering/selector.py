@@ -73,9 +73,7 @@ class PromptEvidence:
     """What a choice needs to know of a prompt of `num_tokens` tokens besides its scores.
 
     `coverage_bound`: see `Choice`. `protected` and `breaks` are the request's, and so are `words`,
-    if passages rank by them. `separators`: what may be added between two passages. `looks_twice`:
-    the best passages are read again. `likelihoods`: once they were, how likely the question is
-    behind each that the choice wanted to look at.
+    if passages rank by them. `separators`: what may be added between two passages.
     """
 
     num_tokens: int
@@ -84,8 +82,6 @@ class PromptEvidence:
     coverage_bound: float = 0.0
     words: tuple[TokenArray, ...] = ()
     separators: Separators = NO_SEPARATORS
-    looks_twice: bool = False
-    likelihoods: tuple[float, ...] = ()
 
     @property
     def gaps(self) -> Gaps:
@@ -145,16 +141,14 @@ class Choice:
 
     `coverage`: the share, 0 to 1, of the question's attention to the document that its best
     sixteenth gets; None if the method does not measure it. `is_diffuse`: coverage was below the
-    bound, so more was kept. `scores`: [tokens], float32, what the method chose by. `look_at`: the
-    half-open ranges of passages that must be read again first; nothing is chosen yet. `best`: those
-    of the passages that are kept, the best first, if whole passages are.
+    bound, so more was kept. `scores`: [tokens], float32, what the method chose by. `best`: the
+    half-open ranges of the passages that are kept, the best first, if whole passages are.
     """
 
     positions: torch.Tensor
     coverage: float | None = None
     is_diffuse: bool = False
     scores: torch.Tensor | None = None
-    look_at: tuple[TokenRange, ...] = ()
     best: tuple[TokenRange, ...] = ()
 
 

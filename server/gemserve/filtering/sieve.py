@@ -17,7 +17,6 @@ from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
-from gemserve.filtering.second_look import LOOKED_AT
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
@@ -164,22 +163,14 @@ class Sieve(Selector):
             positions = torch.arange(num_tokens, device=scores.device)
             return Choice(positions=positions, coverage=coverage, is_diffuse=True, scores=raw)
         passages = self.ranked(scores, numbers, is_free, limit, evidence.words)
-        is_adaptive = bool(not is_diffuse and within and budget.low < budget.high)
-        alike = passages.alike()
-        has_several = is_adaptive and len(alike) >= self.several
-        if evidence.likelihoods:
-            passages = passages.looked_at(evidence.likelihoods)
-        elif evidence.looks_twice and not (is_diffuse or has_several) and len(passages.order) > 1:
-            nothing = torch.zeros(0, dtype=torch.int64, device=scores.device)
-            return Choice(positions=nothing, scores=raw, look_at=passages.best(LOOKED_AT))
         enough, most = None, budget.limit if is_diffuse else budget.high
-        if is_adaptive:
-            enough = budget.least_chosen - len(reserved.rest)
-            if not evidence.likelihoods:
-                enough = max(passages.count_focused(self.focus), enough)
-        if has_several:
-            passages, most = passages.with_first(alike), max(most, budget.several)
-            enough = max(enough, passages.num_free[alike].sum())
+        if not is_diffuse and within and budget.low < budget.high:
+            least = budget.least_chosen - len(reserved.rest)
+            enough = max(passages.count_focused(self.focus), least)
+            alike = passages.alike()
+            if len(alike) >= self.several:
+                passages, most = passages.with_first(alike), max(most, budget.several)
+                enough = max(enough, passages.num_free[alike].sum())
         kept = KeptRanges(as_ranges(sorted(reserved.positions)), evidence.gaps.num_between)
         best = passages.fill(kept, most, evidence.breaks, enough)
         positions = torch.from_numpy(np.flatnonzero(kept.is_kept(num_tokens))).to(scores.device)
@@ -397,7 +388,6 @@ def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> S
         words=tuple(map(_positions, evidence.words)),
         between=len(separators.blank_line),
         line_end=len(separators.line_end),
-        likelihoods=evidence.likelihoods,
         coverage_bound=evidence.coverage_bound,
         fallback=params.fallback,
         limit=budget.limit,

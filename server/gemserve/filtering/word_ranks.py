@@ -83,22 +83,6 @@ class RankedPassages:
         others = self.order[~np.isin(self.order, first)]
         return replace(self, order=np.concatenate([first, others]))
 
-    def best(self, count: int) -> tuple[tuple[int, int], ...]:
-        """The first `count` passages in their order."""
-        first = self.order[:count]
-        return tuple(zip(self.starts[first].tolist(), self.stops[first].tolist(), strict=True))
-
-    def looked_at(self, likelihoods: Sequence[float]) -> RankedPassages:
-        """The same with the first passages in another order.
-
-        `likelihoods`: of the question behind each of these, above 0. Their places so far count as
-        much.
-        """
-        count = len(likelihoods)
-        places = fused(-np.arange(count, dtype=np.float64), np.array(likelihoods))
-        again = self.order[:count][np.argsort(-places, kind="stable")]
-        return replace(self, order=np.concatenate([again, self.order[count:]]))
-
     def fill(
         self,
         kept: KeptRanges,

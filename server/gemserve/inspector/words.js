@@ -83,11 +83,7 @@ function coverageWords(report, bound) {
 export function answerWords(entry) {
   const { report, scores } = entry;
   const coverage = coverageWords(report, scores?.inputs?.coverage_bound);
-  return [timeWords(entry), coverage, lookWords(report), cacheWords(report)];
-}
-
-function lookWords(report) {
-  return report.looked_at ? `${count(report.looked_at)} passages were read twice before any was kept.` : "";
+  return [timeWords(entry), coverage, cacheWords(report)];
 }
 
 function cacheWords(report) {

@@ -454,34 +454,6 @@ class CausalModel:
         return out.logits[0].float() if wanted else None
 
     @torch.inference_mode()
-    def mean_logprob(
-        self,
-        ids: Sequence[int],
-        count: int,
-        *,
-        adapter: Adapter = NO_ADAPTER,
-        breaks: Breaks | None = None,
-    ) -> float:
-        """The mean log-probability of the last `count` of a few tokens, which are read alone.
-
-        Their keys and values are in memory of its own.
-        """
-        num_tokens, num_units = len(ids), 2 * self.num_layers
-        kv = self.new_memory(num_units * num_tokens).pass_kv(
-            0, num_units=num_units, capacity=num_tokens
-        )
-        before = range(num_tokens - count - 1, num_tokens - 1)
-        rope_tokens = num_tokens + adapter.num_positions
-        out = self._whole_model([rope_tokens], [adapter])(
-            **self._inputs(ids, _positions(0, num_tokens, adapter)),
-            context=self._context(ChunkRows(kv=kv, start=0), adapter, breaks),
-            logits_to_keep=to_device(before, torch.long, self.device),
-        )
-        following = to_device(ids[num_tokens - count :], torch.long, self.device)
-        logprobs = out.logits[0].float().log_softmax(-1)
-        return float(logprobs.gather(1, following[:, None]).mean())
-
-    @torch.inference_mode()
     def decode(
         self,
         ids: Sequence[int],
@@ -568,13 +540,13 @@ class CausalModel:
         return PassStates([state], is_fresh=start == 0, pause=pause)
 
     def _inputs(
-        self, ids: Sequence[int], positions: Sequence[int], states: PassStates | None = None
+        self, ids: Sequence[int], positions: Sequence[int], states: PassStates | None
     ) -> dict[str, Any]:
         numbers = to_device([*ids, *positions], torch.long, self.device).view(2, 1, -1)
         return self._arguments(numbers[0], numbers[1], states)
 
     def _arguments(
-        self, ids: torch.Tensor, positions: torch.Tensor, states: PassStates | None = None
+        self, ids: torch.Tensor, positions: torch.Tensor, states: PassStates | None
     ) -> dict[str, Any]:
         """The arguments of a forward pass. `ids`, `positions`: [1, rows], int64.
 

@@ -28,7 +28,6 @@ from gemserve.prompting.protected import (
     with_question,
 )
 from gemserve.prompting.question import chat_question, ids_question, text_question
-from gemserve.prompting.question_frame import question_frame
 from gemserve.prompting.separators import separators
 from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, text_of_ids
@@ -38,7 +37,6 @@ from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
 from gemserve.types import (
     NO_BREAKS,
-    NO_FRAME,
     NO_PROTECT,
     NO_SEPARATORS,
     SHORT_TURN,
@@ -47,7 +45,6 @@ from gemserve.types import (
     Priority,
     Protect,
     ProtectedRange,
-    QuestionFrame,
     SearchReport,
     Separators,
     TextBreaks,
@@ -79,7 +76,6 @@ class Prompt:
     anchor: tuple[int, ...] = ()
     words: tuple[TokenArray, ...] = ()
     separators: Separators = NO_SEPARATORS
-    question_frame: QuestionFrame = NO_FRAME
     excerpts: tuple[Excerpt, ...] = ()
     searched: SearchReport | None = None
 
@@ -95,7 +91,6 @@ class Prompt:
             "anchor",
             "words",
             "separators",
-            "question_frame",
             "excerpts",
             "searched",
         )
@@ -142,7 +137,6 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
         anchor=window_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
-        question_frame=question_frame(tokenizer),
     )
 
 
@@ -188,7 +182,6 @@ def text_prompt(
         anchor=window_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
-        question_frame=question_frame(tokenizer),
         excerpts=parts,
     )
 
@@ -243,7 +236,6 @@ def chat_prompt(
         window_anchor(tokenizer),
         find_word_places(text, starts, question),
         separators(tokenizer),
-        question_frame(tokenizer),
         parts,
     )
 

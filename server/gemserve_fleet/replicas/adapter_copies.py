@@ -18,7 +18,7 @@ from gemserve.types import AdapterInfo
 from gemserve_fleet.replicas.messages import AdapterSet, RelayedRequest, WholeReply
 from gemserve_fleet.replicas.replica_calls import ReplicaFailed, ReplicaLost, Replicas
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 PATH = "/v1/adapters"
 LOAD_TIMEOUT_S = 300.0  # in which a replica must have loaded adapters
 _FIRST_TIMEOUT_S = 10.0  # in which one replica must be ready for a request

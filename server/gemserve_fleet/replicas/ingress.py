@@ -51,7 +51,7 @@ from gemserve_fleet.replicas.replica_calls import ReplicaFailed, ReplicaLost, Re
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.text_chunks import LEAST_CHUNK, TextChunk, chunk_salt, text_chunks
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
 _PROBES = frozenset({"/health", "/ping", "/ready"})

@@ -17,7 +17,7 @@ from gemserve_fleet.replicas import (  # modules: see there
     router_link,
 )
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 STATISTICS_PERIOD_S = 1.0
 
 

@@ -19,7 +19,7 @@ from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.replica_reports import QueueReport, report_of
 from gemserve_fleet.replicas.window_shares import FromPeer, Share
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

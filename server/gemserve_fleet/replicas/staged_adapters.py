@@ -14,7 +14,7 @@ from gemserve.errors import AdapterBusy, AdapterError, GemserveError
 from gemserve.types import AdapterInfo
 from gemserve_fleet.replicas.messages import AdapterSet
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 
 
 class StagedAdapters:

@@ -111,7 +111,6 @@ def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Sh
             windows=replace(plan.windows, windows=()),
             fails_open=False,
             may_read_whole=False,
-            look=None,
         ),
         groups=tuple(_group_to_read(request, number, groups[number]) for number in numbers),
         tenant=request.tenant,

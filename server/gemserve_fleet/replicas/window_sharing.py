@@ -32,7 +32,7 @@ from gemserve_fleet.replicas.window_shares import (
     share_of,
 )
 
-log = logging.getLogger("gemserve.replicas")
+log = logging.getLogger("gemserve_fleet.replicas")
 LEAST_GROUPS = 4  # of a document that is shared
 # A peer has so many times as long as this engine would need for the peer's share, and some more.
 _PATIENCE = 2.0

@@ -68,7 +68,7 @@ def _part(request: Request, excerpt: Excerpt, windows: list[Window]) -> Request:
         grammar=None,
         prompt_logprobs=None,
         notes=None,
-        plan=request.plan.having(windows=reading, look=None),
+        plan=request.plan.having(windows=reading),
     )
 
 

@@ -30,8 +30,8 @@ class FilterReport(types.FilterReport):
     `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
     the most tokens of a window. `windows`: how many the documents were cut into, of which the
     document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole. `looked_at`: how many passages all layers read again before any was kept. `reader`:
-    which model looked, where the server has two; None: nobody did, or there is one.
+    or whole. `reader`: which model looked, where the server has two; None: nobody did, or there is
+    one.
     """
 
     method: ServedMethod

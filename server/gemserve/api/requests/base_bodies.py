@@ -45,7 +45,6 @@ from gemserve.types import (
     Keep,
     Lexical,
     Protect,
-    SecondLook,
     WindowSize,
     parse_heads,
     parse_keep,
@@ -122,7 +121,6 @@ class FilterBody(Body):
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
     window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
     lexical: Lexical | None = None
-    second_look: SecondLook | None = None
     reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
     protect: ProtectBody | None = None

@@ -222,7 +222,6 @@ class StreamTrace:
                 "gemserve.filter.window": report.window,
                 "gemserve.filter.windows": report.windows,
                 "gemserve.filter.cached_windows": report.cached_windows,
-                "gemserve.filter.looked_at": report.looked_at or None,
             }
             trace.add_child("filter", filtered.started_s, filtered.filtered_s, seen)
         if self._first_s is None:

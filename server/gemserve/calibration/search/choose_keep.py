@@ -4,9 +4,7 @@ More tokens hold the answer more often, and beside it more that distracts, and a
 What weighs more depends on the model: a small one answers best from a passage or two. So questions
 of probes are answered by the engine itself, from budgets of each size. The smallest budget is
 chosen whose answers are about as good as the best: within one answer or a thirtieth of them,
-whichever is more; less than 256 tokens only if that is better than all larger ones. From a small
-one they are answered also after a second look, which is chosen only if it is much better: it takes
-the time of reading a thousand tokens.
+whichever is more; less than 256 tokens only if that is better than all larger ones.
 """
 
 from __future__ import annotations
@@ -20,24 +18,13 @@ from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import Example, contains
 from gemserve.calibration.search.result import KeepResult, rounded_mean
 from gemserve.engine.core import Core
-from gemserve.filtering.second_look import LONGEST, LOOKED_AT
-from gemserve.types import (
-    FilterParams,
-    Finished,
-    Keep,
-    Request,
-    SamplingParams,
-    SecondLook,
-    TextDelta,
-)
+from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096
 _ENOUGH = 256  # a smaller budget must be clearly better: it holds one passage or two
 _LEAST_SCORE = 0.15  # of right answers from some budget
 _TOLERANCE = 1 / 30  # of the share of right answers
-_WORTH_A_LOOK = 0.1  # of that share
-_MOST_LOOKED_AT = LOOKED_AT * LONGEST // 2  # the largest budget behind a second look
 
 
 def choose_keep(
@@ -52,45 +39,30 @@ def choose_keep(
     follows. `calibration`: what was found so far. `examples`: of documents longer than any budget.
     """
     planner, done = core.planner, count(1)
-    core.planner = replace(
-        planner,
-        calibration=replace(calibration, second_look=True),
-        longest_pass=1 << 30,
-        min_tokens=0,
-    )
+    core.planner = replace(planner, calibration=calibration, longest_pass=1 << 30, min_tokens=0)
 
     def score(params: FilterParams) -> float:
         scores = []
         for example in examples:
             scores.append(contains(_answer(core, example, params), example))
-            progress("answers", next(done), (len(KEEPS) + 2) * len(examples))
+            progress("answers", next(done), (len(KEEPS) + 1) * len(examples))
         return rounded_mean(scores)
 
-    def measure(keep: int, look: SecondLook) -> KeepResult:
-        if look == "auto":  # only then are passages looked at
-            found = replace(calibration, auto_keep=keep, second_look=True)
-            core.planner = replace(core.planner, calibration=found)
-        wanted: Keep = keep if look == "off" else "auto"
-        params = FilterParams(method="sieve", keep=wanted, lexical="auto", second_look=look)
-        return KeepResult(keep=keep, second_look=look == "auto", score=score(params))
+    def measure(keep: int) -> KeepResult:
+        params = FilterParams(method="sieve", keep=keep, lexical="auto")
+        return KeepResult(keep=keep, score=score(params))
 
     try:
-        once = [measure(keep, "off") for keep in KEEPS]
-        tolerance = max(1 / len(examples), _TOLERANCE) + 1e-4  # of rounded scores
-        most = max(row.score for row in once)
-        # a model that answers next to nothing says nothing about budgets
-        good = [row for row in once if row.score >= most - tolerance]
-        good = good if most >= _LEAST_SCORE else once[-1:]
-        best = next((row for row in good if row.keep >= _ENOUGH), good[0])
-        twice = []
-        if best.keep <= _MOST_LOOKED_AT:  # a larger budget has room for most of what is looked at
-            twice = [measure(best.keep, "auto")]
+        rows = [measure(keep) for keep in KEEPS]
         whole = score(FilterParams(method="none", keep=KEEPS[-1]))
     finally:
         core.planner = planner
-    rows = [*once, *twice]
-    if twice and twice[0].score >= most + _WORTH_A_LOOK:
-        best = twice[0]
+    tolerance = max(1 / len(examples), _TOLERANCE) + 1e-4  # of rounded scores
+    most = max(row.score for row in rows)
+    # a model that answers next to nothing says nothing about budgets
+    good = [row for row in rows if row.score >= most - tolerance]
+    good = good if most >= _LEAST_SCORE else rows[-1:]
+    best = next((row for row in good if row.keep >= _ENOUGH), good[0])
     return (best, *(row for row in rows if row is not best)), whole
 
 

@@ -73,12 +73,10 @@ class WindowResult:
 class KeepResult:
     """How well the model answers from `keep` tokens of documents at most.
 
-    `second_look`: the best passages were read again and ranked anew. `score`: the share of right
-    answers.
+    `score`: the share of right answers.
     """
 
     keep: int
-    second_look: bool
     score: float
 
 
@@ -130,7 +128,6 @@ class CalibrationResult:
             keeps = {
                 "auto_keep": self.keeps[0].keep,
                 "more_distracts": self.more_distracts,
-                "second_look": self.keeps[0].second_look,
                 "keeps": [asdict(row) for row in self.keeps],
                 "whole_score": self.whole_score,
             }

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -26,9 +26,7 @@ from gemserve.engine.running.index_vectors import question_queries
 from gemserve.engine.running.lockstep import ALONE, Lockstep
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
-from gemserve.engine.running.second_look import SecondLook
 from gemserve.engine.running.selection import (
-    LookFirst,
     choose_from_windows,
     choose_positions,
     prompt_evidence,
@@ -58,16 +56,12 @@ Forward = Callable[..., torch.Tensor | None]
 
 @dataclass(slots=True)
 class ChunkPass:
-    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass.
-
-    `look`: it has ended, and what runs now is a second look.
-    """
+    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass."""
 
     forward: Pass
     kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
     windows: WindowGroup | ArrivedGroup | None = None
-    look: SecondLook | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,10 +290,9 @@ class Runner:
         if not out.is_chunk_done:
             return
         state.chunk_pass = None
-        if chunk_pass.look is None:  # which is no part of the chunk
-            out.pass_s = chunk_pass.forward.spent_s
+        out.pass_s = chunk_pass.forward.spent_s
         if chunk_pass.windows is not None or chunk_pass.filter_tap is not None:
-            self._end_filter_chunk(chunk, state, chunk_pass, limits, out)
+            self._end_filter_chunk(chunk, state, chunk_pass, out)
             return
         result = chunk_pass.forward.result
         if result is None:  # not the last chunk, and not scored
@@ -400,19 +393,14 @@ class Runner:
         )
 
     def _end_filter_chunk(
-        self,
-        chunk: Chunk,
-        state: RunnerState,
-        chunk_pass: ChunkPass,
-        limits: StepLimits,
-        out: RunOutput,
+        self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass, out: RunOutput
     ) -> None:
-        """Note what a group of windows showed. Choose after the last chunk, or look again first."""
+        """Note what a group of windows showed. Choose after the last chunk."""
         if state.request.vectors_only is not None:
             if chunk.is_last:
                 out.vectors[chunk.sequence] = self._vectors(state, chunk_pass)
             return
-        if chunk_pass.windows is not None and chunk_pass.look is None:
+        if chunk_pass.windows is not None:
             evidence = chunk_pass.windows.evidence(self._lockstep)
             summaries = chunk_pass.windows.summaries
             self._lockstep.decide(lambda: state.windows.update(summaries(evidence)))
@@ -423,13 +411,6 @@ class Runner:
             state.windows = {}
             return
         kept = self._choose(chunk, state, chunk_pass)
-        if isinstance(kept, LookFirst):
-            look = SecondLook(state.request, kept.passages, state.model, state.adapter)
-            catch_up = device_queue(self._model.device)
-            forward = Pass(look.forward, limits.piece, catch_up, self._lockstep)
-            state.chunk_pass = replace(chunk_pass, forward=forward, look=look)
-            out.is_chunk_done = False
-            return
         state.kept, state.windows, state.query_tap = kept, {}, None
         _drop_recurrent(state)  # what is kept is read anew, perhaps after waiting for memory
         out.kept[chunk.sequence] = kept
@@ -443,17 +424,16 @@ class Runner:
         assert tap is not None
         return question_queries(state.plan, kv, tap, self._model, self._lockstep)
 
-    def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept | LookFirst:
+    def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
         request, model = state.request, self._model
-        seen = () if chunk_pass.look is None else tuple(chunk_pass.look.likelihoods)
         if chunk_pass.windows is not None:
             return self._lockstep.decide(
-                lambda: choose_from_windows(request, _in_order(state), chunk, model, seen)
+                lambda: choose_from_windows(request, _in_order(state), chunk, model)
             )
         kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert tap is not None
         assert kv is not None
-        evidence = prompt_evidence(request, kv, tap, model, self._lockstep, seen)
+        evidence = prompt_evidence(request, kv, tap, model, self._lockstep)
         return self._lockstep.decide(
             lambda: choose_positions(request, evidence, tap, chunk.num_cached, model)
         )

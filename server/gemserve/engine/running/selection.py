@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from gemserve.cost import ModelShape
 from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.sequence.step_plan import Chunk, Kept
-from gemserve.filter_plan import FilterPlan
 from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.score_report import report_scores
@@ -27,25 +25,14 @@ from gemserve.model.query_tap import FilterTap
 from gemserve.types import NO_SEPARATORS, Request, Separators, TokenArray
 
 
-@dataclass(frozen=True, slots=True)
-class LookFirst:
-    """The half-open ranges of passages that must be read again before anything is chosen."""
-
-    passages: tuple[tuple[int, int], ...]
-
-
 def prompt_evidence(
     request: Request,
     kv: KVSpan,
     tap: FilterTap,
     model: CausalModel,
     lockstep: Lockstep,
-    likelihoods: tuple[float, ...] = (),
 ) -> Evidence:
-    """What a filter pass has collected in `kv` and `tap`. With ranks, only rank 0 has all heads.
-
-    `likelihoods`: what a second look has shown, of the passages that the first choice wanted.
-    """
+    """What a filter pass has collected in `kv` and `tap`. With ranks, only rank 0 has all heads."""
     plan = request.plan
     assert plan is not None
     queries, num_read = tap.queries, tap.num_tokens
@@ -71,14 +58,12 @@ def prompt_evidence(
         coverage_bound=plan.coverage_bound,
         words=_words(request),
         separators=_separators(request),
-        looks_twice=_looks_twice(plan, model),
-        likelihoods=likelihoods,
     )
 
 
 def choose_positions(
     request: Request, evidence: Evidence, tap: FilterTap, num_cached: int, model: CausalModel
-) -> Kept | LookFirst:
+) -> Kept:
     """The positions that the request's method keeps. Raises `ValueError` for a bad choice.
 
     `tap` is that of the filter pass, which has taken over `num_cached` tokens.
@@ -92,8 +77,7 @@ def choose_from_windows(
     windows: Sequence[WindowSummary],
     chunk: Chunk,
     model: CausalModel,
-    likelihoods: tuple[float, ...] = (),
-) -> Kept | LookFirst:
+) -> Kept:
     """The same from what was kept of all windows. `chunk`: the last one of the pass."""
     plan = request.plan
     assert plan is not None
@@ -112,8 +96,6 @@ def choose_from_windows(
         coverage_bound=plan.coverage_bound,
         words=_words(request),
         separators=_separators(request),
-        looks_twice=_looks_twice(plan, model),
-        likelihoods=likelihoods,
     )
     shape, size = model.shape, plan.windows.size
     num_read = plan.windows.num_tokens - chunk.num_cached
@@ -121,22 +103,13 @@ def choose_from_windows(
     return _chosen(request, evidence, reading, shape)
 
 
-def _looks_twice(plan: FilterPlan, model: CausalModel) -> bool:
-    # layers that rest on the host would be copied in for every passage
-    return plan.look is not None and not model.num_host_layers
-
-
-def _chosen(
-    request: Request, evidence: PromptEvidence, reading: float, shape: ModelShape
-) -> Kept | LookFirst:
+def _chosen(request: Request, evidence: PromptEvidence, reading: float, shape: ModelShape) -> Kept:
     """What the request's method chooses. `reading`: FLOPs of the filter pass."""
     plan = request.plan
     assert plan is not None
     method = request.filter.method
     selector = selector_of(method)
     choice = selector.choose(evidence, plan.budget, request.filter)
-    if choice.look_at:
-        return LookFirst(choice.look_at)
     positions, budget = choice.positions.tolist(), plan.budget
     joined = join_text(request.tokens, positions, evidence.gaps)
     # whole passages may leave a part of the budget empty
@@ -156,7 +129,6 @@ def _chosen(
         coverage=choice.coverage,
         is_diffuse=choice.is_diffuse,
         scores=scores,
-        looked_at=len(evidence.likelihoods),
         best=choice.best,
     )
 

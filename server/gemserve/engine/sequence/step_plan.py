@@ -131,9 +131,8 @@ class Kept:
 
     `ids`: what the answer is generated from: the tokens at these positions, and those `added`
     between them, by their indexes in `ids`. `has_failed`: all of the prompt's, because the filter
-    failed. `scores`: what the reply shows of
-    them, if the request asks for it. `looked_at`: how many passages were read again to rank them.
-    `best`: the kept passages, the best first.
+    failed. `scores`: what the reply shows of them, if the request asks for it. `best`: the kept
+    passages, the best first.
     """
 
     positions: Ids[int]
@@ -143,7 +142,6 @@ class Kept:
     is_diffuse: bool = False
     has_failed: bool = False
     scores: FilterScores | None = None
-    looked_at: int = 0
     best: tuple[tuple[int, int], ...] = ()
 
 

@@ -24,18 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository root
 
 from benchmarks.shared import harness, results
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, TextDelta
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import chat_prompt
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve.types import (
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 
 THINGS = (
     "violin",

@@ -21,9 +21,9 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.shared import harness, results
+from gemserve.contract.events import Finished
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Finished
 
 ENGINES = ("gemserve", "generate", "continuous_batching")
 _WARM_UP_STEPS = 3

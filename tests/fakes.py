@@ -20,25 +20,25 @@ import numpy as np
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ServerConfig
+from gemserve.contract.events import (
+    Event,
+    Filtered,
+    Finished,
+    LentGroups,
+    PromptScored,
+    TextDelta,
+    WindowsRead,
+)
+from gemserve.contract.filter_plan import FilterReason, SummaryArrays
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.worker import Engine
-from gemserve.filter_plan import FilterReason, SummaryArrays
 from gemserve.filtering.message_report import report_messages
 from gemserve.filtering.protected_budget import always_read
 from gemserve.ranges import as_ranges
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterReport,
-    Finished,
-    LentGroups,
-    PromptScored,
-    Request,
-    TextDelta,
-    WindowsRead,
-)
 
 # Processes that tests start import the fake core alone, without torch and transformers: what the
 # application needs is imported where it is used.

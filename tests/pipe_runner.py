@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gemserve.contract.scores import AnswerAttention
 from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import StepLimits
@@ -25,7 +26,6 @@ from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.rope import RotaryFactory
-from gemserve.scores import AnswerAttention
 
 
 def _without_memo(rotary: RotaryFactory) -> Any:

@@ -32,6 +32,10 @@ from gemserve.adapters.folder import write_folder
 from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
@@ -41,7 +45,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from gemserve_lab.tasks.haystack import draw_filler
 from gemserve_train.commands.adapter_train import LEARNING_RATES
 from gemserve_train.conversion_texts import ConversionText

@@ -38,6 +38,7 @@ from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Finished, TextDelta
 from gemserve.engine.answers import answer_all
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
@@ -47,7 +48,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load
 from gemserve.synthetic.problems import Problem, ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve.types import Finished, TextDelta
 from gemserve_lab.tasks.haystack import draw_filler
 from gemserve_train.conversion_texts import ConversionText, after_messages
 from gemserve_train.convert import ConvertConfig, convert, num_held_out

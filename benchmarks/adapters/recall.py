@@ -32,22 +32,16 @@ from benchmarks.shared.finished_runs import append_run, read_runs
 from gemserve.adapters.kinds import load_adapter
 from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions, FilterParams, parse_keep
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import LoadedModel, load
-from gemserve.types import (
-    Filtered,
-    FilterOptions,
-    FilterParams,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-    parse_keep,
-)
 from gemserve_lab.compare import compare
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import Outcome

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.gpu_sections.timing import median_s
 from benchmarks.shared import harness, results
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.types import MAX_QUESTION_TOKENS
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention_backends import Reference
 

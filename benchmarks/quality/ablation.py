@@ -25,10 +25,10 @@ from benchmarks.shared import results
 from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import FilterParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.model.loader import BUILTIN_PATH
-from gemserve.types import FilterParams
 from gemserve_lab.methods_compared import oracle
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import generate

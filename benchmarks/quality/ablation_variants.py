@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from gemserve.calibration.files import Calibration
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.protected_budget import protected_positions
 from gemserve.filtering.selector import Evidence
 from gemserve.filtering.sieve import Sieve
-from gemserve.types import FilterParams, Priority, ProtectedRange
 
 REST_SHARE = 0.25
 

@@ -64,6 +64,7 @@ from benchmarks.shared.timed_answers import answer
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.calibration.search.example import Example, contains, find_spans, recall
 from gemserve.config import EngineConfig
+from gemserve.contract.filter_options import FilterOptions
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.llm import LLM
@@ -80,7 +81,6 @@ from gemserve.synthetic.meaning_facts import (
 from gemserve.synthetic.natural_facts import lead_in
 from gemserve.synthetic.prose import topics_sentences
 from gemserve.synthetic.words_evaluation import EVALUATION
-from gemserve.types import FilterOptions
 from gemserve_lab.methods_compared import CHOSEN_OUTSIDE, PASSAGE_TOKENS, filled
 
 FOLDER = Path(__file__).with_name("answer_cases")

@@ -25,18 +25,15 @@ import torch
 from benchmarks.shared import harness, results
 from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.model.fp8 import check_device
 from gemserve.model.loader import load
-from gemserve.types import (
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    FilterReport,
-    Request,
-    SamplingParams,
-)
 from gemserve_kernels.fp8 import reference_scaled_product, scaled_product
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import generate

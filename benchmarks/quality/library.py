@@ -43,10 +43,11 @@ from benchmarks.quality.real_documents import (
     read_questions,
 )
 from benchmarks.shared import results
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.sampling import SamplingParams
 from gemserve.llm import LLM
 from gemserve.synthetic.meaning_facts import PROSE_KINDS, meaning_facts
 from gemserve.synthetic.words_evaluation import EVALUATION
-from gemserve.types import FilterOptions, SamplingParams
 from gemserve_library.asking import question_text
 from gemserve_library.in_process import LibrariesOf
 from gemserve_library.search import score_windows

@@ -38,7 +38,8 @@ from benchmarks.quality.rerank_cases import Case
 from benchmarks.shared import results
 from gemserve.api.requests.ranking_requests import reading_request
 from gemserve.config import EngineConfig
-from gemserve.filter_plan import FilterPlan, SummaryArrays, Window
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_plan import FilterPlan, SummaryArrays, Window
 from gemserve.filtering.document_scores import (
     BEST_TOKENS,
     attention_scores,
@@ -47,7 +48,6 @@ from gemserve.filtering.document_scores import (
 )
 from gemserve.llm import LLM
 from gemserve.prompting.ranked_texts import RankedTexts, having_query, query_ids, ranked_texts
-from gemserve.types import Finished
 
 Floats = npt.NDArray[np.float64]
 DEPTHS = (1, 3, 10)

@@ -24,8 +24,8 @@ from benchmarks.shared import results
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import FilterParams
 from gemserve.engine.core import Core
-from gemserve.types import FilterParams
 from gemserve_lab.methods_compared import params_of
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import generate

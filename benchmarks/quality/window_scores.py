@@ -31,6 +31,7 @@ from benchmarks.shared import results
 from gemserve.calibration import files
 from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.cost import filter_units
 from gemserve.engine.build import assemble, load_for
 from gemserve.engine.core import Core
@@ -50,7 +51,6 @@ from gemserve.synthetic.natural_facts import (
 )
 from gemserve.synthetic.natural_facts import lead_in as begin_with
 from gemserve.synthetic.problems import Answer, Problem
-from gemserve.types import TextBreaks
 from gemserve_lab.tasks.haystack import draw_filler, hide
 from gemserve_lab.tasks.natural import DISTRACTORS, LEADS
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 from random import Random
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling import scheduler as scheduling
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.types import FilterParams, Request, SamplingParams
 
 LAYERS, UNIT_BYTES, KV_BYTES = 8, 512, 768 << 20  # the built-in model's
 MAX_QUEUE, MAX_RUNNING, CHUNK_TOKENS, KEEP = 128, 256, 2048, 1024

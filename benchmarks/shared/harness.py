@@ -15,20 +15,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.shared import results
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterMethod, FilterParams, WindowSize
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import reading_bytes
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
-from gemserve.types import (
-    FilterMethod,
-    FilterParams,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-    WindowSize,
-)
 
 _MEMORY_SHARE = 0.85  # of a GPU's free memory, for a KV pool
 _LLAMA_ROPE = {

@@ -6,18 +6,14 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any
 
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import (
-    Filtered,
-    FilterOptions,
-    FilterReport,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 
 HAS_WINDOWS = any(field.name == "window" for field in fields(FilterOptions))
 

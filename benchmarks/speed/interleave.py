@@ -18,9 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 import numpy as np
 
 from benchmarks.shared import harness, results
+from gemserve.contract.events import TextDelta
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.types import FilterMethod, FilterParams, Request, SamplingParams, TextDelta
 
 
 def request(ids: list[int], method: FilterMethod, keep: int, max_tokens: int) -> Request:

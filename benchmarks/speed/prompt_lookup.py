@@ -23,9 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality.answer_cases import KINDS
 from benchmarks.shared import results
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.llm import LLM
 from gemserve.synthetic.code import stdlib_functions
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 EDITS = (
     "Rename the first parameter to `given` everywhere. Reply with the whole function.",

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.shared import harness, peak_memory, results
 from benchmarks.shared.timed_answers import answer
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import FilterOptions
 from gemserve.engine.build import build_core
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import FilterOptions
 from tests.model.gguf_files import add_tokenizer
 
 # hidden size, inner size, layers, heads, key heads, vocabulary

@@ -28,11 +28,11 @@ from gemserve.adapters.activation import Activation
 from gemserve.adapters.ntk import NTK
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.requests import Request
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Request
 
 _WARM_UP_STEPS = 3
 _KINDS = ("none", "ntk", "prefix", "activation", "lora")

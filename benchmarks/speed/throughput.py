@@ -18,11 +18,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.shared import harness, results
 from gemserve.cli.options import read_bytes
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_options import FilterMethod
+from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import FilterMethod, Finished, Request
 
 
 def main() -> None:

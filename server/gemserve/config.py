@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Literal
 
 from gemserve.calibration.files import Calibration
-from gemserve.errors import ConfigError, shown
-from gemserve.types import (
-    ADAPTER_NAME,
+from gemserve.contract.adapters import ADAPTER_NAME
+from gemserve.contract.filter_options import (
     BESIDE_WINDOW,
     MIN_WINDOW,
     FilterMethod,
     Keep,
-    Switch,
     WindowSize,
 )
+from gemserve.errors import ConfigError, shown
 
 DEFAULT_METHOD: FilterMethod = "sieve"
 LONGEST_PROMPT = 1 << 20  # tokens that are read in windows, unless a limit is given
 DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
+Switch = Literal["auto", "on", "off"]
 FilterPrecision = Literal["model", "fp8"]
 WhenCached = Literal["auto", "whole", "filter"]
 # The attention kernel: "auto", or a name in `gemserve_kernels.attention_backends.ATTENTION`.

@@ -22,6 +22,12 @@ from dataclasses import dataclass, replace
 
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Event, Filtered, Finished, FinishReason, TextDelta
+from gemserve.contract.filter_options import NO_PROTECT, FilterOptions, Protect
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.progress import Progress
 from gemserve.errors import GemserveError, RequestError
@@ -29,20 +35,6 @@ from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import find_method
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
-from gemserve.types import (
-    NO_PROTECT,
-    Event,
-    Filtered,
-    FilterOptions,
-    FilterReport,
-    Finished,
-    FinishReason,
-    LoadedAdapter,
-    Protect,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 
 _DEFAULT_FILTER = FilterOptions()
 _DEFAULT_MAX_TOKENS = 256

@@ -13,11 +13,11 @@ from typing import Any
 
 from gemserve.calibration.search.example import Example
 from gemserve.config import find_window
+from gemserve.contract.filter_options import FilterParams, Keep, WindowSize
 from gemserve.engine.core import Core
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.types import FilterParams, Keep, WindowSize
 
 PASSAGE_TOKENS = 64
 

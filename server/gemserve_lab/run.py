@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.calibration.search.example import Example, ExampleDraw, Subtasks, recall
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams, Keep, kept_count
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.json_lines import parse_objects
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Keep,
-    Request,
-    SamplingParams,
-    TextDelta,
-    kept_count,
-)
 from gemserve_lab.methods_compared import (
     CHOSEN_OUTSIDE,
     constants_of,

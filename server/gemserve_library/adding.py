@@ -12,6 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+from gemserve.contract.filter_plan import GROUP_TOKENS
 from gemserve.errors import RequestError, shown
 from gemserve.files.file_text import (
     FileText,
@@ -21,7 +22,6 @@ from gemserve.files.file_text import (
     read_bytes,
     text_of,
 )
-from gemserve.filter_plan import GROUP_TOKENS
 from gemserve_library.cutting import CutWindow, cut_file
 from gemserve_library.keys_file import rounded_keys
 from gemserve_library.store import Library, StoredFile

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemserve.cli import ask
 from gemserve.cli.options import number
-from gemserve.types import CANDIDATES, MOST_CANDIDATES
+from gemserve.contract.filter_options import CANDIDATES, MOST_CANDIDATES
 from gemserve_library.folders import add_place, existing_folder
 
 if TYPE_CHECKING:

@@ -6,9 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_options import CANDIDATES
+from gemserve.contract.reports import SearchReport
+from gemserve.contract.requests import Request
 from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.encoding import decode
-from gemserve.types import CANDIDATES, Finished, Request, SearchReport
 from gemserve_library.excerpts import join
 from gemserve_library.search import search
 from gemserve_library.store import Library

@@ -15,12 +15,12 @@ from zlib import crc32
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import TextBreaks, TokenArray
 from gemserve.files.file_text import FileText
 from gemserve.filtering.window_cuts import cut_windows, window_name
 from gemserve.prompting.encoding import encode, token_edges
 from gemserve.prompting.excerpt_tokens import encode_alone
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.types import TextBreaks, TokenArray
 from gemserve_library.store import StoredWindow
 
 _SECTION = 1 << 17  # characters of a section at least; most have twice as many

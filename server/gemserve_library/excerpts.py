@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gemserve.contract.prompt_parts import Excerpt
 from gemserve.prompting.answerable import BETWEEN
 from gemserve.prompting.excerpt_tokens import Excerpts
-from gemserve.types import Excerpt
 from gemserve_library.search import Candidate
 
 

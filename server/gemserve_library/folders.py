@@ -7,8 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from gemserve.contract.filter_options import LIBRARY_NAME
 from gemserve.errors import LibraryError, shown
-from gemserve.types import LIBRARY_NAME
 from gemserve_library.store import DATABASE
 
 _NAME = re.compile(LIBRARY_NAME)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-from gemserve.types import Heads
+from gemserve.contract.filter_options import Heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

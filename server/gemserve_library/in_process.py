@@ -19,12 +19,13 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from gemserve.contract.filter_options import CANDIDATES, NO_PROTECT, FilterOptions, Protect
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import RequestError
 from gemserve.llm import LLM
 from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
-from gemserve.types import CANDIDATES, NO_PROTECT, FilterOptions, Protect, SamplingParams
 from gemserve_library.adding import Added, Source, add_files
 from gemserve_library.asking import find_excerpts
 from gemserve_library.finding import find_files

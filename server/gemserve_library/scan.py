@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gemserve.filter_plan import QueriesRead
+from gemserve.contract.filter_plan import QueriesRead
 from gemserve_library.keys_file import Records
 
 Floats = npt.NDArray[np.float32]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.filter_plan import QueriesRead
+from gemserve.contract.filter_options import CANDIDATES
+from gemserve.contract.filter_plan import QueriesRead
 from gemserve.filtering.word_ranks import fused
-from gemserve.types import CANDIDATES
 from gemserve_library.scan import attention_to_windows
 from gemserve_library.store import Index, Library, StoredFile, StoredWindow
 

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig, served_name
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_plan import KeysRead, QueriesRead, Window, key_heads
+from gemserve.contract.prompt_parts import TokenArray
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryError, RequestError
-from gemserve.filter_plan import KeysRead, QueriesRead, Window, key_heads
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.base_model import hash_tokenizer, hash_weights
 from gemserve.prompting.window_anchor import window_anchor
-from gemserve.types import Finished, Request, SamplingParams, TokenArray
 from gemserve_library.identity import Identity
 
 LOW_PRIORITY = 1  # answers go first

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.scores import AnswerAttention
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
+from gemserve.contract.scores import AnswerAttention
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, data_of
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gemserve.contract.filter_options import FilterParams
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.types import FilterParams
 from tests.fakes import CHAT, COMPLETIONS, FILTER_LAYER, Api, data_of
 
 pytestmark = pytest.mark.anyio

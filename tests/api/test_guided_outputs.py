@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemserve.contract.sampling import ANY_OBJECT
 from gemserve.decoding.grammar import Matcher
-from gemserve.types import ANY_OBJECT
 from tests.fakes import CHAT, COMPLETIONS, EOS, FILTERED, Api
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 
 from gemserve.api.replies import large_replies
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
-from gemserve.types import PromptScored, TokenLogprob
+from gemserve.contract.events import PromptScored, TokenLogprob
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 
 from gemserve.api.app import create_app
+from gemserve.contract.events import Finished
 from gemserve.filtering.methods import SERVED_METHODS
-from gemserve.types import Finished
 from tests.described import Described
 from tests.fakes import (
     BODIES,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Filtered, FilterReport
+from gemserve.contract.events import Filtered
+from gemserve.contract.reports import FilterReport
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio

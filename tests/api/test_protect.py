@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Protect
+from gemserve.contract.filter_options import Protect
 from tests.fakes import CHAT, COMPLETIONS, MODEL, Api, data_of
 
 pytestmark = pytest.mark.anyio

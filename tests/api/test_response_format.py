@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import ANY_OBJECT
+from gemserve.contract.sampling import ANY_OBJECT
 from tests.fakes import CHAT, COMPLETIONS, Api
 from tests.schemas import REFUSED, UNHELD, nested
 

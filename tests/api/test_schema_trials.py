@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gemserve.api.requests.schema_trials import MAX_TRIALS, MAX_TRIALS_OF_A_KEY
+from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import SchemasBusy
-from gemserve.types import Grammar
 from tests.fakes import CHAT, COMPLETIONS, FakeCore, api_over, wait_for_async
 
 pytestmark = pytest.mark.anyio

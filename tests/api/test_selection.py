@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.types import FilterParams
+from gemserve.contract.filter_options import FilterParams
 from tests.fakes import CONTEXT, FILTER_LAYER, MODEL, Api
 
 pytestmark = pytest.mark.anyio

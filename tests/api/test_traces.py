@@ -17,9 +17,13 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.api.telemetry.traces import Traces, open_traces
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
-from gemserve.types import Filtered, FilterParams, FilterReport, Request, SamplingParams
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, data_of, serving_over
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Filtered, FilterReport
+from gemserve.contract.events import Filtered
+from gemserve.contract.reports import FilterReport
 from tests.browser.page import DOCUMENT, Page, page_over
 from tests.fakes import FakeCore, replace_file, wait_for
 

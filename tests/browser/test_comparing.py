@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemserve.types import Priority
+from gemserve.contract.prompt_parts import Priority
 from tests.browser.page import Page
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 from tests.browser.page import DOCUMENT, Page, page_over
 from tests.fakes import CONTEXT, FILTER_LAYER, FILTERED, FakeCore
 

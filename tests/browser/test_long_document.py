@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.filter_plan import Budget
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.scores import AnswerAttention
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.ranges import as_ranges
-from gemserve.scores import AnswerAttention
-from gemserve.types import Filtered, FilterParams, FilterReport, Finished
 from gemserve_kernels import select_backend
 from tests.browser.page import Page
 from tests.fakes import FakeCore, live_server, serving_over

@@ -16,8 +16,9 @@ import httpx
 from benchmarks.shared.server_process import ServeProcess
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract.events import Event
+from gemserve.contract.requests import Request
 from gemserve.engine.build import build_core
-from gemserve.types import Event, Request
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, live_server, serving_over, wait_for
 
 REPLICAS = "TEST_REPLICAS"

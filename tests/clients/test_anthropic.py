@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 from tests.clients.environments import python_of
 from tests.fakes import FILTERED, FakeCore
 from tests.guide import run_example

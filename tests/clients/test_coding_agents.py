@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from gemserve.contract.events import Event
+from gemserve.contract.requests import Request
 from gemserve.errors import PromptTooLong
-from gemserve.types import Event, Request
 from tests.clients import servers
 from tests.clients.coding_agents import AGENTS, CodingAgent, Recorder, running
 from tests.clients.servers import FORECAST, TEXT, pieces

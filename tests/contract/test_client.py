@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import gemserve_client
-from gemserve import filter_plan, types
+from gemserve.contract import filter_plan, reports
 from gemserve.engine.sequence.progress import Progress as ServerProgress
 from gemserve.filtering.methods import SERVED_METHODS
 from gemserve_client import (
@@ -280,7 +280,7 @@ def test_addresses(given: str | None, asked: str, monkeypatch: pytest.MonkeyPatc
 
 def test_types_say_what_the_server_takes_and_sends() -> None:
     assert set(get_args(replies.FilterReason)) == set(get_args(filter_plan.FilterReason))
-    assert set(FilterReport.model_fields) == {field.name for field in fields(types.FilterReport)}
+    assert set(FilterReport.model_fields) == {field.name for field in fields(reports.FilterReport)}
     from gemserve.api.replies.reply_types import Adapter
     from gemserve.api.requests.base_bodies import AnswerFilterBody
 

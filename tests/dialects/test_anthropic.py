@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 from tests.anthropic_requests import (
     CALL,
     COUNT,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 from tests.described import events_of
 from tests.fakes import FILTERED, Api, FakeCore, api_over, replace_file
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from gemserve.contract.sampling import SamplingParams
 from gemserve.decoding.sampling import sorted_probabilities
-from gemserve.types import SamplingParams
 from tests.described import Described
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, MODEL, Api, data_of
 

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.types import ANY_OBJECT, Finished
+from gemserve.contract.events import Finished
+from gemserve.contract.sampling import ANY_OBJECT
 from tests.fakes import FILTERED, Api, FakeCore, api_over, replace_file
 
 pytestmark = pytest.mark.anyio

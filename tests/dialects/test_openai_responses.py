@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Finished, TextDelta, TokenLogprob
+from gemserve.contract.events import Finished, TextDelta, TokenLogprob
 from tests.fakes import CHAT, FILTERED, Api
 from tests.openai_responses_requests import (
     CALLS,

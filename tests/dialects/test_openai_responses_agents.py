@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 from tests.described import Described
 from tests.fakes import CHAT, CONTEXT, FILTERED, Api
 from tests.openai_responses_requests import (

@@ -98,7 +98,7 @@ def test_a_stream_s_events(client: openai.OpenAI) -> None:
 
 @pytest.mark.anyio
 async def test_an_answer_cut_off_is_incomplete(tokenizer: Any) -> None:
-    from gemserve.types import Finished
+    from gemserve.contract.events import Finished
 
     core = FakeCore(FILTERED, "a", Finished(reason="length", completion_tokens=1))
     async with api_over(core, tokenizer) as api:

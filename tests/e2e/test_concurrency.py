@@ -15,20 +15,15 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.step_plan import DecodeRow
 from gemserve.engine.worker import Engine
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import (
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

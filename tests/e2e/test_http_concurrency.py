@@ -22,10 +22,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.prompting.protected import QUESTION_TAIL
-from gemserve.types import FilterReport, Request
 from tests import models
 from tests.e2e.test_concurrency import CONFIG, Answer, first_difference_is_a_tie, mixed_requests
 from tests.fakes import COMPLETIONS, data_of, live_server, parse_metrics, text_of

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig, Switch
 from gemserve.engine.build import build_core
-from gemserve.types import Switch
 from tests import models
 from tests.compiled_step import needs_compiler
 

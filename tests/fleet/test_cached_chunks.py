@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemserve.contract.reading_notes import CacheEntry, HeldPart, ReadingNotes
+from gemserve.contract.requests import Request
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
-from gemserve.types import CacheEntry, HeldPart, ReadingNotes, Request
 from gemserve_fleet.replicas.cached_chunks import CachedChunks, split_keys
 from gemserve_fleet.replicas.replica_choice import RoutingHints, by_cost, route_of
 from gemserve_fleet.replicas.replica_reports import QueueReport, ReplicaReports, report_of

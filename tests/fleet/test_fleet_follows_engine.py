@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.pace import Crowd, Pace
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput, StepPlan
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.types import FilterParams, Request, SamplingParams
 from gemserve_fleet.simulator.load import Arrival, Load, arrivals
 from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
 from gemserve_fleet.simulator.request_cost import RequestCost

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from gemserve import filter_plan
+from gemserve.contract import filter_plan
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta, WindowsRead
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta, WindowsRead
 from gemserve_fleet.replicas.window_shares import GroupToRead, Share, request_for, share_of
 from tests.model.test_windows import NAMES, answer, core_of, ids_of, request
 

@@ -19,15 +19,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gemserve import filter_plan
 from gemserve.api.access.keys import Caller
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving, build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract import filter_plan
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Window, WindowPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.filter_plan import Window, WindowPlan
-from gemserve.types import FilterParams, Request, SamplingParams
 from gemserve_fleet.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
 from gemserve_fleet.replicas.relayed_app import RelayedApp
 from gemserve_fleet.replicas.replica_calls import ReplicaLost

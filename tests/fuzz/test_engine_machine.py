@@ -17,20 +17,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from gemserve.contract.events import Event, Filtered, Finished, PromptScored, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    PromptScored,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests.cache_world import RandomPace
 from tests.fuzz.cases import COUNTS, bounded, cases
 from tests.fuzz.tiny import tiny_core

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gemserve.calibration.search.example import question_prompt
-from gemserve.types import SamplingParams
+from gemserve.contract.sampling import SamplingParams
 from tests.fakes import CHAT, COMPLETIONS, FakeCore, serving_over
 from tests.served import KEEP, Served, prose, served
 

@@ -13,12 +13,12 @@ import pytest
 from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import AUTO_MIN_KEEP
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.filtering.protected_budget import always_read, count_always_read
 from gemserve.filtering.sieve import Sieve
 from gemserve.synthetic.problems import Problem, ProblemMaker
-from gemserve.types import AUTO_MIN_KEEP
 from gemserve_lab.compare import compare, judge_fallback
 from gemserve_lab.methods_compared import CHOSEN_OUTSIDE
 from gemserve_lab.run import Outcome, Outcomes, average, evaluate, run_example

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.filter_plan import KeysRead, QueriesRead
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.running import index_vectors
-from gemserve.filter_plan import KeysRead, QueriesRead
 from gemserve.llm import LLM
-from gemserve.types import FilterOptions, Request, SamplingParams
 from gemserve_library.in_process import LibrariesOf
 from gemserve_library.store import Library
 from tests.library.worlds import paragraphs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemserve.filter_plan import QueriesRead
+from gemserve.contract.filter_plan import QueriesRead
 from gemserve_library.keys_file import rounded_keys
 from gemserve_library.scan import attention_to_windows
 from gemserve_library.search import order_windows, search

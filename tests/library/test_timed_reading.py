@@ -16,10 +16,14 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import ServerConfig
+from gemserve.contract.events import Finished, WindowsRead
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan, Window, WindowPlan
+from gemserve.contract.prompt_parts import Excerpt
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.errors import GemserveError, RequestError
-from gemserve.filter_plan import Budget, FilterPlan, Window, WindowPlan
-from gemserve.types import Excerpt, FilterParams, Finished, Request, SamplingParams, WindowsRead
 from gemserve_library.api.timed_reading import read_in_time
 from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs

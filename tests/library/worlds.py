@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gemserve.filter_plan import KeysRead
-from gemserve.types import Finished, Request, TokenArray
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_plan import KeysRead
+from gemserve.contract.prompt_parts import TokenArray
+from gemserve.contract.requests import Request
 from gemserve_library.adding import Added, Source, add_files
 from gemserve_library.identity import Identity
 from gemserve_library.store import Library

@@ -9,18 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.requests import Request
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.sequence.job import Job
 from gemserve.model.adapter import Adapter
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    TextDelta,
-)
 from tests.cache_world import WINDOWED, World
 from tests.model.cache_traces import Asked, Outcome, Pass, Text, Trace
 

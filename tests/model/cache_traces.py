@@ -11,21 +11,16 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import models
 from tests.cache_world import (
     HAS_DISK,

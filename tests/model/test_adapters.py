@@ -14,10 +14,13 @@ from transformers import AttentionInterface
 from gemserve.adapters.ntk import NTK
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter, AttentionOptions
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from gemserve_kernels import Partial, ntk_part
 from tests import adapters, models
 from tests.cores import core_over

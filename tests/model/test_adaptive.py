@@ -10,6 +10,11 @@ import torch
 from transformers import AutoTokenizer
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
 from gemserve.filtering.gemfilter import GemFilter
@@ -18,15 +23,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import ids_prompt
 from gemserve.prompting.protected import plain_ranges
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import models
 from tests.cores import core_over
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.prompt_parts import TextBreaks
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import MOST_LEANED, AnswerAttention
 from gemserve.engine.core import Core
 from gemserve.engine.running.answer_attention import EVERY, attention_of
 from gemserve.errors import RequestError
-from gemserve.scores import MOST_LEANED, AnswerAttention
-from gemserve.types import Filtered, FilterOptions, Finished, Request, TextBreaks, TextDelta
 from tests import models
 from tests.model.test_query_rows import FOUND, core_of, ids_of, request
 

@@ -21,9 +21,10 @@ from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.probes import PROBE_KINDS, draw_probes
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
 from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
-from gemserve.filter_plan import Budget
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
@@ -31,7 +32,6 @@ from gemserve.model.loader import BUILTIN_PATH
 from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.meaning_facts import facts_in, languages_of, meaning_facts
 from gemserve.synthetic.natural_facts import VocabularyName
-from gemserve.types import FilterParams
 from gemserve_lab.run import generate
 from gemserve_lab.tasks.needle import SUBTASKS
 from tests import models

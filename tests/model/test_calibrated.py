@@ -15,13 +15,13 @@ from gemserve.calibration.search import calibrated_core
 from gemserve.calibration.search.choose_layer import Effort
 from gemserve.calibration.search.result import CalibrationResult, Trust
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_options import FilterOptions
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.base_model import hash_weights
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, load
-from gemserve.types import FilterOptions
 from tests import models
 from tests.model.test_calibrate import copied, few
 from tests.model.test_head_search import MEMORY, layer_of

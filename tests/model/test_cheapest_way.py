@@ -7,21 +7,15 @@ from dataclasses import replace
 import pytest
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterOptions,
-    FilterReport,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -10,6 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import MethodPlan, plan_methods, prompt_flops
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
@@ -18,16 +23,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.planned_reach import planned_shape
 from gemserve.model.reach import NOTHING
 from gemserve.model.shape import shape_of
-from gemserve.types import (
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-)
 from tests import models
 from tests.architectures import families
 from tests.cores import core_over

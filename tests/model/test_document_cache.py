@@ -10,20 +10,15 @@ import pytest
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import Memory
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    LoadedAdapter,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import adapters, models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

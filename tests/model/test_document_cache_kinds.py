@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from gemserve.adapters.kinds import load_adapter
+from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.types import Request
 from tests import adapters, models
 from tests.model.test_document_cache import (
     answer_of,

@@ -8,11 +8,12 @@ from random import Random
 import pytest
 import torch
 
+from gemserve.contract.events import Event, Finished, PromptScored, TextDelta
+from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import State
 from gemserve.engine.sequence.step_plan import Kept
-from gemserve.types import Event, Finished, PromptScored, Request, TextDelta
 from tests.model.test_document_cache import answer_of, cached_tokens, core_of, random_ids, request
 from tests.model.test_document_cache_kinds import unfiltered as whole
 

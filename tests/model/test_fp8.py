@@ -14,6 +14,9 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
 from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
@@ -21,7 +24,6 @@ from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
 from gemserve.model.loader import LoadedModel, load
-from gemserve.types import Filtered, FilterParams, Request
 from gemserve_kernels.fp8 import reference_scaled_product
 from gemserve_lab.run import generate
 from gemserve_lab.tasks.needle import SUBTASKS

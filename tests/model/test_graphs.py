@@ -14,6 +14,10 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model import graphs
@@ -21,7 +25,6 @@ from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.graphs import DecodeGraphs, build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan, Memory
-from gemserve.types import FilterParams, Request, SamplingParams, TextDelta
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText, random_ids

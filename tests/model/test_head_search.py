@@ -22,11 +22,11 @@ from gemserve.calibration.search.head_search import (
 from gemserve.calibration.search.observe import observe
 from gemserve.calibration.search.result import LayerResult
 from gemserve.config import EngineConfig
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import Priority, ProtectedRange
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

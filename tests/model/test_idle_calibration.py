@@ -19,6 +19,12 @@ from gemserve.calibration.search.choose_layer import Effort
 from gemserve.calibration.search.idle_calibration import IdleCalibration, build_served_core
 from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterOptions, FilterParams
+from gemserve.contract.prompt_parts import NO_BREAKS
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass
 from gemserve.errors import ConfigError, NotCalibrated
@@ -28,15 +34,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 from gemserve.model.packed_linear import can_pack
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import (
-    NO_BREAKS,
-    Filtered,
-    FilterOptions,
-    FilterParams,
-    FilterReport,
-    Request,
-    SamplingParams,
-)
 from tests import models
 from tests.architectures import families
 from tests.cores import core_over

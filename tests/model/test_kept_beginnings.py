@@ -7,9 +7,12 @@ from random import Random
 
 import pytest
 
+from gemserve.contract.events import Event
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.types import Event, FilterParams, Priority, ProtectedRange, Request
 from tests.model.test_document_cache import answer_of, core_of, random_ids, request
 
 pytestmark = pytest.mark.usefixtures("use_compiled_step")

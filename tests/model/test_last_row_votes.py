@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Filtered, FilterMethod, FilterParams, Request, SamplingParams
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText, assert_same_up_to_ties, random_ids

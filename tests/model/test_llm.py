@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.sieve import Sieve
 from gemserve.llm import LLM
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import FilterOptions, Finished, SamplingParams, TextDelta
 
 KEEP_64 = FilterOptions(keep=64, fallback=False)
 DOCUMENT = " ".join(f"The colour of box {n} is blue." for n in range(40))

@@ -14,6 +14,10 @@ import torch
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig, ModelConfig, find_offload_layers
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass, device_queue
@@ -22,7 +26,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.compatibility import check_servable
 from gemserve.model.loader import load, place
 from gemserve.model.offload import HostLayers, Visiting
-from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams
 from tests import adapters, models
 from tests.cores import core_over
 from tests.model.test_adapters import prompt, request, run

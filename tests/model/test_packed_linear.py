@@ -11,12 +11,16 @@ from torch import nn
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import load
 from gemserve.model.packed_linear import PackedLinear, can_pack, with_packed_linears
-from gemserve.types import FilterParams, Finished, LoadedAdapter, Request, SamplingParams, TextDelta
 from tests import adapters, models
 
 BF16 = torch.bfloat16

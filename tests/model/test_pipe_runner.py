@@ -10,18 +10,12 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Event, Filtered, Finished, PromptScored, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    PromptScored,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import models
 from tests.cache_world import RandomPace, World
 from tests.cores import core_over

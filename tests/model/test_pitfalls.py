@@ -13,24 +13,20 @@ import torch
 
 from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import Priority, TextBreaks
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.filter_plan import Budget
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve.types import (
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    FilterReport,
-    Priority,
-    Request,
-    SamplingParams,
-    TextBreaks,
-)
 from gemserve_kernels import select_backend
 from gemserve_lab.run import run_example
 from gemserve_lab.tasks.haystack import draw_filler

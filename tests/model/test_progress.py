@@ -6,11 +6,14 @@ import pytest
 
 from gemserve.cli.progress_line import ProgressLine, text_of
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.progress import Progress
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Filtered, FilterParams, Request, SamplingParams
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

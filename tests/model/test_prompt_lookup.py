@@ -10,22 +10,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gemserve.config import EngineConfig, ModelConfig
+from gemserve.config import EngineConfig, ModelConfig, Switch
+from gemserve.contract.events import Event, Finished, TextDelta, TokenLogprob
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import Grammar, SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import (
-    Event,
-    FilterParams,
-    Finished,
-    Grammar,
-    Request,
-    SamplingParams,
-    Switch,
-    TextDelta,
-    TokenLogprob,
-)
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler
 from tests.cores import core_over

@@ -12,27 +12,23 @@ import torch
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.observe import observe
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.cost import filter_units
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.errors import CapacityExceeded
-from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.kv_layout import KVLayout
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-)
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gemserve import filter_plan
+from gemserve.contract import filter_plan
+from gemserve.contract.events import Finished, WindowsRead
+from gemserve.contract.prompt_parts import NO_BREAKS
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.filtering.document_scores import attention_scores
-from gemserve.types import (
-    NO_BREAKS,
-    Finished,
-    Request,
-    SamplingParams,
-    WindowsRead,
-)
 from tests.model.test_windows import ANCHOR, NAMES, core_of, ids_of
 
 QUERY = tuple(ids_of(7, 6))

@@ -12,6 +12,12 @@ import torch
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterMethod, FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core, build_ranked_core
 from gemserve.engine.core import Core
 from gemserve.engine.ranks.group import leave_group
@@ -20,19 +26,6 @@ from gemserve.errors import AdapterError, ConfigError, RequestError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.loader import check_ranks
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterMethod,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import adapters, models
 
 LAYER, WINDOW = 2, 256

@@ -13,6 +13,10 @@ import pytest
 
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader, ReaderCore
@@ -20,15 +24,6 @@ from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
 from gemserve.synthetic.prose import topics_sentences
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterOptions,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from gemserve_library.api.timed_reading import read_in_time
 from gemserve_library.in_process import LibrariesOf
 

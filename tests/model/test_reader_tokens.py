@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.prompt_parts import StandsFor
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import always_read
 from gemserve.filtering.window_cuts import document_ranges
 from gemserve.llm import LLM
 from gemserve.prompting.reader_text import ReaderText
 from gemserve.synthetic.prose import topics_sentences
-from gemserve.types import Filtered, FilterOptions, Finished, Request, SamplingParams, StandsFor
 from tests.model.test_reader import distrusted, run
 
 SETTINGS = EngineConfig(

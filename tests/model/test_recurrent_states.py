@@ -15,6 +15,12 @@ import torch
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig, HostMemory
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta, TokenLogprob
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd
@@ -25,19 +31,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel, place
 from gemserve.model.query_tap import FilterTap
 from gemserve.model.rank_shard import check_divisible
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-    TextDelta,
-    TokenLogprob,
-)
 from tests.architectures import families
 from tests.cache_world import RandomPace
 from tests.cores import core_over

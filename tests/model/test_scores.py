@@ -12,23 +12,23 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import (
+    EnclosingLines,
+    Priority,
+    ProtectedRange,
+    Separators,
+    TextBreaks,
+)
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.scores import MOST_PASSAGES
 from gemserve.filtering import sieve
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.score_report import report_scores
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
-from gemserve.scores import MOST_PASSAGES
-from gemserve.types import (
-    EnclosingLines,
-    FilterParams,
-    FilterReport,
-    Priority,
-    ProtectedRange,
-    Separators,
-    TextBreaks,
-)
 from gemserve_kernels import select_backend
 from tests.model.test_query_rows import core_of, ids_of, request, serve
 

@@ -11,14 +11,16 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.cost import filter_units
 from gemserve.errors import ModelError
-from gemserve.filter_plan import Budget
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import FilterParams, Request, SamplingParams
 from tests import models
 from tests.cores import core_over
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemserve.types import TextDelta
+from gemserve.contract.events import TextDelta
 from tests.model.test_query_rows import core_of, ids_of, request
 
 MARKER = 5

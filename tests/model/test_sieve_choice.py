@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from gemserve.calibration.files import Calibration
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.selector import Choice, Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.prompting.protected import plain_ranges
-from gemserve.types import FilterParams, Priority, ProtectedRange
 from gemserve_kernels import select_backend
 
 NUM_TOKENS = 1024

@@ -9,10 +9,13 @@ import torch
 from transformers import AttentionInterface
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Filtered, FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

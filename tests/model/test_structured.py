@@ -15,10 +15,10 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.types import Grammar
 from tests.fakes import data_of, text_of
 from tests.schemas import random_schema
 

@@ -11,6 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble, calibration_for
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
@@ -18,7 +23,6 @@ from gemserve.filtering.sieve import Sieve
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import BUILTIN_PATH, LoadedModel
 from gemserve.prompting.prompt import Prompt, chat_prompt
-from gemserve.types import Filtered, FilterOptions, FilterReport, Request, SamplingParams
 from tests import models
 from tests.chat_templates import shaped_like
 from tests.cores import core_over

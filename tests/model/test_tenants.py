@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gemserve.config import EngineConfig
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import FilterParams, Request, SamplingParams
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

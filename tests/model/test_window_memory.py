@@ -14,22 +14,16 @@ import torch
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Event, Filtered, Finished, PromptScored, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import State
 from gemserve.kv_layout import LOOK_TOKENS, KVLayout
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterParams,
-    Finished,
-    PromptScored,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import adapters
 from tests.architectures import families
 from tests.cores import core_over

@@ -13,6 +13,13 @@ import torch
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterOptions, FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError, RequestError
@@ -22,20 +29,6 @@ from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.loader import LoadedModel
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterOptions,
-    FilterParams,
-    FilterReport,
-    Finished,
-    LoadedAdapter,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests import adapters, models
 from tests.architectures import families
 from tests.cores import core_over

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gemserve import filter_plan
 from gemserve.config import EngineConfig
+from gemserve.contract import filter_plan
+from gemserve.contract.events import Event, Finished
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve.engine.cache.files import read_info
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk as cache_disk
 from gemserve.engine.reuse import disk_threads as cache_threads
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Event, FilterReport, Finished, Request
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gemserve.contract.events import Filtered
+from gemserve.contract.requests import Request
 from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import Sequence
 from gemserve.model.adapter import Adapter
-from gemserve.types import Filtered, Request
 from tests.cache_world import World
 from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of, as_tokens
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from gemserve.contract.events import Event
 from gemserve.engine.stream import Stream, emit_all
 from gemserve.engine.worker import Engine
-from gemserve.types import Event
 from tests.fakes import FakeCore, Step
 from tests.unit.engines import MakeEngine
 

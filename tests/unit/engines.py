@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gemserve.contract.events import Event, Finished
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.types import Event, FilterParams, Finished, Request, SamplingParams
 from tests.fakes import FakeCore
 
 MakeEngine = Callable[..., tuple[Engine, FakeCore]]

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.quality import answer_cases
 from benchmarks.quality.answer_cases import KINDS, PLACES, Case, read_file, read_ways, score
+from gemserve.contract.filter_options import FilterOptions
 from gemserve.llm import LLM
 from gemserve.synthetic.vocabulary import split
-from gemserve.types import FilterOptions
 
 MARKS = re.compile(r"[?？؟]")
 # Words without content. A question may share them with the fact that answers it.

@@ -7,16 +7,12 @@ import gc
 import pytest
 
 from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.contract.events import Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import QueueFull
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Finished,
-    Request,
-    SamplingParams,
-    TextDelta,
-)
 from tests.fakes import Clock, report_for
 
 

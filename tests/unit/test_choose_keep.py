@@ -13,7 +13,8 @@ from gemserve.calibration.search import choose_keep as search
 from gemserve.calibration.search.choose_keep import KEEPS, choose_keep
 from gemserve.calibration.search.example import Example
 from gemserve.calibration.search.probes import draw_probes
-from gemserve.types import Event, Finished, Request, TextDelta
+from gemserve.contract.events import Event, Finished, TextDelta
+from gemserve.contract.requests import Request
 from tests.unit.test_filter_plan import FULL
 
 FOUND = Calibration(layer=3, heads=((1, 0),), is_measured=True, window=512)

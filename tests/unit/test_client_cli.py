@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from gemserve.cli.ask import summary_of
+from gemserve.contract.filter_plan import FilterReason
+from gemserve.contract.reports import FilterReport
 from gemserve.engine.sequence.progress import Progress
-from gemserve.filter_plan import FilterReason
-from gemserve.types import FilterReport
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
 from gemserve_client.replies import FilterReport as ClientReport

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.errors import KeptTooLong, PromptTooLong
 from gemserve.filtering.context_limits import ContextLimits
-from gemserve.types import FilterParams, Priority, ProtectedRange
 from tests.unit.test_document_cache import FakeAdapter
 from tests.unit.test_filter_plan import FULL, SIEVE
 

@@ -10,15 +10,17 @@ from random import Random
 
 import pytest
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
 from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
-from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.kv_layout import KVLayout
-from gemserve.types import FilterParams, Request, SamplingParams
 from tests.unit.test_scheduler import kept_of
 
 LAYERS = 8

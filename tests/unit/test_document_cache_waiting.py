@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
+from gemserve.contract.filter_plan import Budget
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import Sequence, State
-from gemserve.filter_plan import Budget
 from tests.unit.test_document_cache import (
     LAYERS,
     FakeMemory,

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import Priority, ProtectedRange, Separators, TextBreaks
 from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.protected_budget import count_always_read
@@ -24,13 +26,6 @@ from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting import text_lines
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.types import (
-    FilterParams,
-    Priority,
-    ProtectedRange,
-    Separators,
-    TextBreaks,
-)
 
 ROOT = Path(__file__).parents[2]
 # as GPT-2's tokenizers split: a line end and all but one blank of the indentation are one token

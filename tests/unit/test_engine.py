@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from gemserve.contract.events import Event, Finished
+from gemserve.contract.requests import Request
 from gemserve.decoding.sampling import InvalidLogits
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead, QueueFull
-from gemserve.types import Event, Finished, Request
 from tests.fakes import FILTERED, FakeCore, FakeJob, Step, wait_for_async
 from tests.unit.engines import MakeEngine, assert_one_terminal, read, request
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gemserve.contract.events import Event
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead
-from gemserve.types import Event
 from tests.fakes import FILTERED, FakeCore, FakeJob, wait_for, wait_for_async
 from tests.unit.engines import MakeEngine, assert_one_terminal, read, request
 

@@ -10,12 +10,12 @@ import pytest
 
 import gemserve
 from gemserve.config import EngineConfig
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.errors import ConfigError
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.protected_budget import always_read, count_always_read, reserve
 from gemserve.llm import LLM
-from gemserve.types import Priority, ProtectedRange
 
 SERVER = Path(gemserve.__file__).parent
 NAMING = {

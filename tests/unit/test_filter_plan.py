@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 
 from gemserve.calibration.files import Calibration
-from gemserve.errors import RequestError
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.filtering.methods import METHODS, SERVED_METHODS
-from gemserve.filtering.planner import FilterPlanner
-from gemserve.types import (
+from gemserve.contract.filter_options import (
     AUTO_MIN_KEEP,
     FilterMethod,
     FilterOptions,
     FilterParams,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
 )
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
+from gemserve.errors import RequestError
+from gemserve.filtering.methods import METHODS, SERVED_METHODS
+from gemserve.filtering.planner import FilterPlanner
 from tests.fakes import SHAPE
 
 GUESSED = Calibration(layer=3)

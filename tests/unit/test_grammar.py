@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from gemserve.contract.sampling import ANY_OBJECT, Grammar, SamplingParams
 from gemserve.decoding.grammar import GrammarFailed, Grammars, Matcher
 from gemserve.decoding.grammar_compiler import MAX_GRAMMAR_BYTES, InvalidGrammar
 from gemserve.decoding.sampling import Draw, SamplerState, draw
 from gemserve.decoding.schema_preparation import prepare_schema
-from gemserve.types import ANY_OBJECT, Grammar, SamplingParams
 from tests.fakes import EOS
 from tests.schemas import REFUSED, Schema, random_schema
 

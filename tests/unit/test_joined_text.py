@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import NO_SEPARATORS, EnclosingLines, Separators, TextBreaks
 from gemserve.filtering.joined_text import Gaps, join_text
 from gemserve.filtering.word_ranks import fused, word_scores
-from gemserve.types import NO_SEPARATORS, EnclosingLines, Separators, TextBreaks
 
 SEPARATORS = Separators(blank_line=(900, 901), line_end=(910,))
 TOKENS = np.arange(100)

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemserve.filter_plan import Window
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
+from gemserve.contract.filter_plan import Window
+from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
 from gemserve.prompting import encoding as encodings
 from gemserve.prompting import text_breaks
 from gemserve.prompting.encoding import TokenOffsets, encode
 from gemserve.prompting.prompt import chat_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.types import MAX_QUESTION_TOKENS, TextBreaks
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 4 * encodings._PIECE  # characters of a text that is encoded as one

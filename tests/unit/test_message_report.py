@@ -6,17 +6,13 @@ import random
 
 import pytest
 
-from gemserve.filter_plan import Budget, FilterPlan
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.prompt_parts import MessagePlace, Priority, ProtectedRange
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.filtering.message_report import report_messages
 from gemserve.filtering.protected_budget import always_read
-from gemserve.types import (
-    FilterParams,
-    MessagePlace,
-    Priority,
-    ProtectedRange,
-    Request,
-    SamplingParams,
-)
 
 
 def drawn_request(rng: random.Random, *, protects: bool) -> Request:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.types import TextBreaks
 
 
 def cut(text: str) -> list[list[str]]:

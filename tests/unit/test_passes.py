@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from gemserve.config import EngineConfig
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import RequestError
 from gemserve.model.attention import Breaks
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gemserve.contract.prompt_parts import Priority
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import protected_positions
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.protected import QUESTION_HEAD, QUESTION_TAIL
-from gemserve.types import Priority
 
 DOCUMENT = " ".join(f"Line {i} speaks of the river." for i in range(200))
 Messages = list[dict[str, str]]

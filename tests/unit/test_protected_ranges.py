@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.filtering.protected_budget import (
     always_read,
     count_always_read,
@@ -21,7 +22,6 @@ from gemserve.prompting.protected import (
     plain_ranges,
     question_ranges,
 )
-from gemserve.types import Priority, ProtectedRange
 
 BOS = ProtectedRange(0, 1, Priority.BOS)
 

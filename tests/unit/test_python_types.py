@@ -11,9 +11,9 @@ import pytest
 from pydantic import create_model
 
 from benchmarks.quality.schema_types import TYPES
+from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import Grammars, Matcher
 from gemserve.decoding.schema_preparation import prepare_schema
-from gemserve.types import Grammar
 from tests.fakes import EOS
 
 LIMIT = 200

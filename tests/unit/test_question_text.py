@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
+from gemserve.contract.prompt_parts import Priority
 from gemserve.prompting.prompt import Prompt, ids_prompt, text_prompt
 from gemserve.prompting.question import ids_question
-from gemserve.types import MAX_QUESTION_TOKENS, Priority
 
 PARAGRAPH = "Paragraph {} speaks of the river and of the bridge. It was built by the town long ago."
 DOCUMENT = "\n\n".join(PARAGRAPH.format(i) for i in range(30))
@@ -25,7 +26,7 @@ def asked(tokenizer: Any, prompt: Prompt) -> list[str]:
 
 
 def assert_sound(prompt: Prompt) -> None:
-    """The contract of `types.Request.question`."""
+    """The contract of `Request.question`."""
     flat = [edge for found in prompt.question for edge in found]
     assert flat == sorted(set(flat)), "ranges touch, overlap or descend"
     assert all(0 <= edge <= len(prompt.ids) for edge in flat)

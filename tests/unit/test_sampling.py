@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemserve.contract.sampling import SamplingParams
 from gemserve.decoding.sampling import (
     Draw,
     InvalidLogits,
@@ -19,7 +20,6 @@ from gemserve.decoding.sampling import (
 )
 from gemserve.engine.running.draws import draw_tokens
 from gemserve.engine.sequence.step_plan import DrawnToken, RunOutput
-from gemserve.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 3.0, -torch.inf])
 INF = float("inf")

@@ -9,12 +9,14 @@ from random import Random
 
 import pytest
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool, Move, Repack
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
-from gemserve.filter_plan import Budget, FilterPlan
-from gemserve.types import FilterParams, Request, SamplingParams
 
 LAYERS = 8
 TRACES = int(os.environ.get("GEMSERVE_TEST_TRACES", "1000"))

@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 
 from gemserve.cli import ask
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import Excerpt
+from gemserve.contract.reports import FilterReport, SourceReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.filtering.source_report import report_sources
-from gemserve.types import (
-    Excerpt,
-    FilterParams,
-    FilterReport,
-    Request,
-    SamplingParams,
-    SourceReport,
-)
 
 WORDS = ("one ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 

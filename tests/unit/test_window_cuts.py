@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from gemserve.filter_plan import Window
+from gemserve.contract.filter_plan import Window
+from gemserve.contract.prompt_parts import NO_BREAKS, Priority, ProtectedRange, TextBreaks
 from gemserve.filtering.window_cuts import cut_windows, document_ranges
-from gemserve.types import NO_BREAKS, Priority, ProtectedRange, TextBreaks
 
 SIZE = 2000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality import window_scores as ws
-from gemserve.types import TextBreaks
+from gemserve.contract.prompt_parts import TextBreaks
 
 LOCAL = (
     *("b_own_sink", "b_capped", "b_log", "d_own_share", "f_z_window", "f_z_heads"),

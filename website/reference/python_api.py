@@ -23,10 +23,10 @@ What programs import, with the signatures and docstrings of this release.
 # module, and the names of it that programs use; none: all public ones that it defines
 MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemserve.llm", ()),
-    (
-        "gemserve.types",
-        ("FilterOptions", "FilterReport", "Protect", "SamplingParams", "TextDelta", "Finished"),
-    ),
+    ("gemserve.contract.filter_options", ("FilterOptions", "Protect")),
+    ("gemserve.contract.sampling", ("SamplingParams",)),
+    ("gemserve.contract.events", ("TextDelta", "Finished")),
+    ("gemserve.contract.reports", ("FilterReport",)),
     ("gemserve.config", ("ModelConfig", "EngineConfig", "ServerConfig")),
     ("gemserve_client", ()),
 )

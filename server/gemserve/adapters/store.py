@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gemserve.adapters.find_folder import find_folder
 from gemserve.adapters.kinds import load_adapter
+from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel, base_of
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import AdapterInfo
 
 _MAX_MESSAGE = 500  # longest name, in characters
 

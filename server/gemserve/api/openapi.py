@@ -31,7 +31,8 @@ from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FORM
 from gemserve.api.routes.operation import Operation
 from gemserve.config import ServerConfig
-from gemserve.types import ADAPTER_NAME, LIBRARY_NAME
+from gemserve.contract.adapters import ADAPTER_NAME
+from gemserve.contract.filter_options import LIBRARY_NAME
 
 _JSON, _PLAIN = "application/json", "text/plain"
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"

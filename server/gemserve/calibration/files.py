@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from gemserve.contract.filter_options import MAX_KEEP, MIN_KEEP, MIN_WINDOW, Keep, kept_count
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_KEEP, MIN_KEEP, MIN_WINDOW, Keep, kept_count
 
 FILE = "calibration.json"
 _SHIPPED = Path(__file__).parent / "shipped"

@@ -18,10 +18,10 @@ from gemserve.cli.options import (
 )
 from gemserve.cli.progress_line import ProgressLine
 from gemserve.config import EngineConfig, ModelConfig
+from gemserve.contract.filter_plan import FilterReason
+from gemserve.contract.reports import FilterReport
 from gemserve.errors import AdapterError, GemserveError, RequestError, shown
 from gemserve.files.file_text import MOST_BYTES, NoText, read_bytes, text_of
-from gemserve.filter_plan import FilterReason
-from gemserve.types import FilterReport
 
 if TYPE_CHECKING:
     from gemserve.llm import LLM, Passage
@@ -133,7 +133,9 @@ def _read_questions() -> Iterator[str]:
 
 def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: Any) -> None:
     """Print an answer as it is generated, and on standard error what the filter did."""
-    from gemserve.types import Filtered, FilterOptions, Finished, SamplingParams, TextDelta
+    from gemserve.contract.events import Filtered, Finished, TextDelta
+    from gemserve.contract.filter_options import FilterOptions
+    from gemserve.contract.sampling import SamplingParams
 
     sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
     options = FilterOptions(return_selection=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
+from gemserve.contract.filter_options import Keep, WindowSize, parse_keep, parse_window
 from gemserve.errors import ConfigError, RequestError
-from gemserve.types import Keep, WindowSize, parse_keep, parse_window
 
 # Readers take a text and raise `ValueError` if it is invalid.
 

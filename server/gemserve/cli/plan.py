@@ -32,9 +32,9 @@ from gemserve.config import (
     find_offload_layers,
     find_window,
 )
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, Keep
 from gemserve.cost import ModelShape, WeightPlan
 from gemserve.errors import ConfigError
-from gemserve.types import MAX_QUESTION_TOKENS, Keep
 
 if TYPE_CHECKING:
     from gemserve.filtering.method_cost import MethodPlan, Reader

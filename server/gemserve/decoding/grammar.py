@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemserve.contract.sampling import ANY_OBJECT, Grammar
 from gemserve.decoding.grammar_compiler import (
     InvalidGrammar,
     Vocabulary,
@@ -18,7 +19,6 @@ from gemserve.decoding.grammar_compiler import (
     compile_grammar,
     reason,
 )
-from gemserve.types import ANY_OBJECT, Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gemserve.contract.sampling import Grammar, GrammarKind
 from gemserve.errors import SchemasBusy
-from gemserve.types import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from gemserve.contract.sampling import SamplingParams
 from gemserve.model.transfer import to_device
-from gemserve.types import SamplingParams
 
 
 class Penalties:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.contract.events import TokenLogprob
+from gemserve.contract.sampling import SamplingParams
 from gemserve.decoding.grammar import Matcher
 from gemserve.decoding.penalties import Penalties
 from gemserve.model.transfer import to_device
-from gemserve.types import SamplingParams, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's for a token that cannot come
 

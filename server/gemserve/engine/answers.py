@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
-from gemserve.types import FilterParams, Finished, LoadedAdapter, Request, SamplingParams, TextDelta
 
 
 def answer_all(

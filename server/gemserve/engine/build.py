@@ -22,6 +22,7 @@ from gemserve.config import (
     nearest_seeing,
     resolve_engine,
 )
+from gemserve.contract.filter_options import BESIDE_WINDOW
 from gemserve.cost import WeightPlan, check_device_memory
 from gemserve.engine.core import Core, StepRunner
 from gemserve.engine.running.runner import Runner
@@ -39,7 +40,6 @@ from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_
 from gemserve.model.packed_linear import can_pack, with_packed_linears
 from gemserve.model.reach import NOTHING
 from gemserve.model.weight_memory import weights_of
-from gemserve.types import BESIDE_WINDOW
 from gemserve_kernels.fp8 import scaled_product
 
 if TYPE_CHECKING:

@@ -17,6 +17,10 @@ from typing import Any, Protocol
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig
+from gemserve.contract.adapters import AdapterName
+from gemserve.contract.events import Event, Finished, LentGroups, WindowsRead
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import AnswerAttention
 from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.markers import NO_MARKERS, shown_markers
@@ -42,8 +46,6 @@ from gemserve.errors import CapacityExceeded, ConfigError, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
-from gemserve.scores import AnswerAttention
-from gemserve.types import AdapterName, Event, Finished, LentGroups, Request, WindowsRead
 
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do

@@ -8,26 +8,26 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import partial
 
+from gemserve.contract.events import (
+    Event,
+    Filtered,
+    Finished,
+    FinishReason,
+    PromptScored,
+    TextDelta,
+    WindowsRead,
+)
+from gemserve.contract.filter_plan import SummaryArrays
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import FilterScores
 from gemserve.cost import ModelShape
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.step_plan import DrawnToken, Kept, RunOutput, StepOutput, StepPlan
-from gemserve.filter_plan import SummaryArrays
 from gemserve.filtering.message_report import report_messages
 from gemserve.filtering.source_report import report_sources
 from gemserve.kv_layout import KVLayout
 from gemserve.ranges import as_ranges
-from gemserve.scores import FilterScores
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterReport,
-    Finished,
-    FinishReason,
-    PromptScored,
-    Request,
-    TextDelta,
-    WindowsRead,
-)
 
 
 class EventMaker:

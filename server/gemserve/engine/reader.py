@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemserve.contract.events import Event, Filtered, Finished, LentGroups, WindowsRead
+from gemserve.contract.prompt_parts import StandsFor
+from gemserve.contract.requests import Request
 from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd, StepLimits
@@ -23,7 +26,6 @@ from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.reader_choice import with_choice
 from gemserve.filtering.reading_plans import ReaderPlans, Translate
 from gemserve.ranges import as_ranges
-from gemserve.types import Event, Filtered, Finished, LentGroups, Request, StandsFor, WindowsRead
 
 
 class ReaderCore(Core):

@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from gemserve.contract.events import Event, Finished, LentGroups
+from gemserve.contract.requests import Request
 from gemserve.engine.sequence.progress import Progress
-from gemserve.types import Event, Finished, LentGroups, Request
 
 T = TypeVar("T")
 

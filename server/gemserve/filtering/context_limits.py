@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.prompt_parts import ProtectedRange
 from gemserve.errors import AnswerTooLong, KeptTooLong, PromptTooLong, shown
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.filtering.protected_budget import count_always_read
-from gemserve.types import FilterParams, LoadedAdapter, ProtectedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.contract.prompt_parts import ProtectedRange
 from gemserve.filtering.protected_budget import reserve
-from gemserve.types import ProtectedRange
 
 
 class BlindSelector(Protocol):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.filter_plan import SummaryArrays, Window
-from gemserve.types import TokenArray
+from gemserve.contract.filter_plan import SummaryArrays, Window
+from gemserve.contract.prompt_parts import TokenArray
 
 BEST_TOKENS = 8  # whose scores are a document's; a fact and its subject have about as many
 _SATURATION, _BY_LENGTH = 1.2, 0.75  # k1 and b of BM25, as Lucene has them

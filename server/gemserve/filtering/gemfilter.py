@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.contract.filter_options import FilterParams
 from gemserve.cost import ModelShape
 from gemserve.filtering.selector import Evidence, Selector
-from gemserve.types import FilterParams
 from gemserve_kernels import raw_scores
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.types import Separators, TextBreaks, TokenArray
+from gemserve.contract.prompt_parts import Separators, TextBreaks, TokenArray
 
 
 @dataclass(frozen=True, slots=True)

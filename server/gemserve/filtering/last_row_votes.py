@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gemserve.contract.filter_options import FilterParams, Heads
 from gemserve.filtering.selector import Evidence, Selector, TokenRange
-from gemserve.types import FilterParams, Heads
 
 _ROWS = 8  # rows at the prompt's end; they are kept
 _WIDTH = 7  # width of the pooling

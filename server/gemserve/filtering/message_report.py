@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemserve.types import MessageReport, Request
+from gemserve.contract.reports import MessageReport
+from gemserve.contract.requests import Request
 
 
 def report_messages(

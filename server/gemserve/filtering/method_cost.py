@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, FilterMethod
+from gemserve.contract.filter_plan import GROUP_TOKENS
 from gemserve.cost import ModelShape
-from gemserve.filter_plan import GROUP_TOKENS
 from gemserve.filtering.methods import METHODS
-from gemserve.types import MAX_QUESTION_TOKENS, FilterMethod
 
 
 def prompt_flops(

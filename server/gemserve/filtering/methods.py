@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gemserve.contract.filter_options import FilterMethod
 from gemserve.errors import RequestError, shown
 from gemserve.filtering.controls import BlindSelector, Position, Uniform
 from gemserve.filtering.gemfilter import GemFilter
@@ -15,7 +16,6 @@ from gemserve.filtering.last_row_votes import LastRowVotes
 from gemserve.filtering.selector import Selector
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.types import FilterMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gemserve.types import TextBreaks
+from gemserve.contract.prompt_parts import TextBreaks
 
 SHORTEST = 24  # a paragraph of fewer tokens, such as a heading, joins the next one
 _NUM_PEAKS = 3  # a passage ranks by the mean of this many highest scores

@@ -18,32 +18,29 @@ from gemserve.config import (
     is_distracted,
     nearest_seeing,
 )
-from gemserve.cost import ModelShape
-from gemserve.errors import NotCalibrated, RequestError, shown
-from gemserve.filter_plan import Budget, FilterPlan, FilterReason, Window, WindowPlan
-from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
-from gemserve.filtering.protected_budget import count_always_read, count_first
-from gemserve.filtering.reading_plans import ReaderPlans
-from gemserve.filtering.window_cuts import cut_windows, document_ranges
-from gemserve.types import (
+from gemserve.contract.filter_options import (
     AUTO_MIN_KEEP,
     BESIDE_WINDOW,
     FAR_FROM_END,
     MAX_QUESTION_TOKENS,
     NO_PROTECT,
-    SHORT_TURN,
     FilterMethod,
     FilterOptions,
     FilterParams,
     Heads,
     Keep,
-    ProtectedRange,
-    Request,
-    TextBreaks,
-    TokenArray,
     WindowSize,
     parse_heads,
 )
+from gemserve.contract.filter_plan import Budget, FilterPlan, FilterReason, Window, WindowPlan
+from gemserve.contract.prompt_parts import SHORT_TURN, ProtectedRange, TextBreaks, TokenArray
+from gemserve.contract.requests import Request
+from gemserve.cost import ModelShape
+from gemserve.errors import NotCalibrated, RequestError, shown
+from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
+from gemserve.filtering.protected_budget import count_always_read, count_first
+from gemserve.filtering.reading_plans import ReaderPlans
+from gemserve.filtering.window_cuts import cut_windows, document_ranges
 
 _END_TOKENS = 64  # of a prompt without a question, that are read behind each window
 _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemserve.types import ProtectedRange
+from gemserve.contract.prompt_parts import ProtectedRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemserve.filter_plan import FilterPlan
+from gemserve.contract.filter_plan import FilterPlan
+from gemserve.contract.prompt_parts import StandsFor
+from gemserve.contract.requests import Request
 from gemserve.filtering.joined_text import Gaps, join_text
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.protected_budget import always_read, reserve
 from gemserve.ranges import as_ranges
-from gemserve.types import Request, StandsFor
 
 
 def with_choice(

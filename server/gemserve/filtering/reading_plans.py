@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gemserve.contract.filter_options import MIN_KEEP, FilterOptions, FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.window_cuts import document_ranges
-from gemserve.types import MIN_KEEP, FilterOptions, FilterParams, Request, SamplingParams
 
 if TYPE_CHECKING:
     from gemserve.filtering.planner import FilterPlanner

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.scores import FilterScores
 from gemserve.filtering.selector import PromptEvidence, Selector
-from gemserve.scores import FilterScores
-from gemserve.types import FilterParams
 
 
 def report_scores(

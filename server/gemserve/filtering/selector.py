@@ -13,23 +13,21 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from gemserve.cost import ModelShape
-from gemserve.filter_plan import Budget
-from gemserve.filtering.joined_text import Gaps
-from gemserve.filtering.protected_budget import always_read
-from gemserve.filtering.window_scores import WindowSummary
-from gemserve.scores import HeadScores, SelectionInputs
-from gemserve.types import (
-    MAX_QUESTION_TOKENS,
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, FilterParams, Heads
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import (
     NO_BREAKS,
     NO_SEPARATORS,
-    FilterParams,
-    Heads,
     ProtectedRange,
     Separators,
     TextBreaks,
     TokenArray,
 )
+from gemserve.contract.scores import HeadScores, SelectionInputs
+from gemserve.cost import ModelShape
+from gemserve.filtering.joined_text import Gaps
+from gemserve.filtering.protected_budget import always_read
+from gemserve.filtering.window_scores import WindowSummary
 from gemserve_kernels import Backend
 
 TokenRange = tuple[int, int]  # half-open

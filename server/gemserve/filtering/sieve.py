@@ -12,7 +12,16 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from gemserve.filter_plan import Budget
+from gemserve.contract.filter_options import FilterParams, Heads
+from gemserve.contract.filter_plan import Budget
+from gemserve.contract.prompt_parts import TextBreaks, TokenArray
+from gemserve.contract.scores import (
+    MOST_HEAD_SCORES,
+    MOST_HEADS,
+    MOST_PASSAGES,
+    HeadScores,
+    SelectionInputs,
+)
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
@@ -31,14 +40,6 @@ from gemserve.filtering.selector import (
 from gemserve.filtering.window_scores import MOST_KEPT, WindowSummary
 from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.ranges import as_ranges
-from gemserve.scores import (
-    MOST_HEAD_SCORES,
-    MOST_HEADS,
-    MOST_PASSAGES,
-    HeadScores,
-    SelectionInputs,
-)
-from gemserve.types import FilterParams, Heads, TextBreaks, TokenArray
 
 COVERAGE_SHARE = 1 / 16
 _AWAKE = 0.1  # a document whose scores add up to less than this has no place that stands out

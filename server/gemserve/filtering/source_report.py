@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import Excerpt
+from gemserve.contract.reports import SourceReport
+from gemserve.contract.requests import Request
 from gemserve.ranges import as_ranges
-from gemserve.types import Excerpt, Request, SourceReport
 
 
 def report_sources(

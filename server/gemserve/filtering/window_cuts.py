@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.filter_plan import Window
-from gemserve.types import ProtectedRange, TextBreaks, TokenArray
+from gemserve.contract.filter_plan import Window
+from gemserve.contract.prompt_parts import ProtectedRange, TextBreaks, TokenArray
 
 # A range of so few tokens is read together with the next one, if little is between them. A longer
 # one is found again alone, in whatever order documents come.

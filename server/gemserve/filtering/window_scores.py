@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gemserve.filter_plan import SummaryArrays
+from gemserve.contract.filter_plan import SummaryArrays
 
 # Logits of each row, head and window that are kept. Four of 1,000 tokens choose as all do.
 MOST_KEPT = 8

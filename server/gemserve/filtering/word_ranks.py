@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.contract.prompt_parts import NO_BREAKS, TextBreaks, TokenArray
 from gemserve.filtering.kept_ranges import KeptRanges
-from gemserve.types import NO_BREAKS, TextBreaks, TokenArray
 
 _SATURATION = 1.5  # k1
 _BY_LENGTH = 0.75  # b

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gemserve.config import Switch
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import DecodeBatch, DecodeStep, Memory
 from gemserve.model.transfer import on_host
-from gemserve.types import Switch
 
 log = logging.getLogger("gemserve.model")
 Step = Callable[[], None]

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemserve.contract.prompt_parts import Excerpt
+from gemserve.contract.reports import SearchReport
 from gemserve.prompting.excerpt_tokens import Excerpts
-from gemserve.types import Excerpt, SearchReport
 
 BETWEEN = "\n\n"  # excerpts that are not neighbours
 # Tags say where the documents end, so that what stands beside them is always read.

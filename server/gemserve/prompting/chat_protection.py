@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import cast
 
+from gemserve.contract.filter_options import Protect
+from gemserve.contract.prompt_parts import ChatRole, MessagePlace, Priority, ProtectedRange
 from gemserve.errors import RequestError, shown
 from gemserve.prompting.chat_parts import PlacedPart, RenderedChat
 from gemserve.prompting.message_structure import (
@@ -26,7 +28,6 @@ from gemserve.prompting.protected import (
     question_ranges,
 )
 from gemserve.ranges import Ranges
-from gemserve.types import ChatRole, MessagePlace, Priority, Protect, ProtectedRange
 
 # Characters of a system message without any structure. Agents' take up to 30,000; 12,000 tokens of
 # English are 55,000.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.contract.prompt_parts import EnclosingLines
 from gemserve.prompting.encoding import IntArray
 from gemserve.prompting.text_lines import Bools, Lines
-from gemserve.types import EnclosingLines
 
 MOST_TOKENS = 24  # of a line that encloses others; prose has longer ones
 _LEVELS = 6  # of headings

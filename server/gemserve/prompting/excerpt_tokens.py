@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import Excerpt
 from gemserve.prompting.control_tokens import spell_out
 from gemserve.prompting.encoding import IntArray, TokenOffsets, encode, token_edges
 from gemserve.ranges import Ranges
-from gemserve.types import Excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

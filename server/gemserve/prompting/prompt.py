@@ -8,6 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.contract.filter_options import NO_PROTECT, Protect
+from gemserve.contract.prompt_parts import (
+    NO_BREAKS,
+    NO_SEPARATORS,
+    SHORT_TURN,
+    Excerpt,
+    MessagePlace,
+    Priority,
+    ProtectedRange,
+    Separators,
+    TextBreaks,
+    TokenArray,
+    WrittenText,
+)
+from gemserve.contract.reports import SearchReport
 from gemserve.errors import RequestError
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
@@ -35,22 +50,6 @@ from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.prompting.window_anchor import window_anchor
 from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
-from gemserve.types import (
-    NO_BREAKS,
-    NO_PROTECT,
-    NO_SEPARATORS,
-    SHORT_TURN,
-    Excerpt,
-    MessagePlace,
-    Priority,
-    Protect,
-    ProtectedRange,
-    SearchReport,
-    Separators,
-    TextBreaks,
-    TokenArray,
-    WrittenText,
-)
 
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 _ANSWER_TOKENS = 8  # at the end of a prompt without roles, where it may say "Answer:"
@@ -62,7 +61,7 @@ class Prompt:
 
     `text` is what was tokenized, and `encoding` its `tokenizers.Encoding` or `TokenOffsets`. Both
     are empty for a prompt of token ids. The others are those of
-    `types.Request`.
+    `Request`.
     """
 
     ids: Sequence[int]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gemserve.contract.filter_options import FAR_FROM_END
+from gemserve.contract.prompt_parts import SHORT_TURN, Priority, ProtectedRange, TextBreaks
 from gemserve.prompting.question_words import BLANK_LINE
 from gemserve.ranges import Ranges, as_ranges
-from gemserve.types import FAR_FROM_END, SHORT_TURN, Priority, ProtectedRange, TextBreaks
 
 QUESTION_HEAD = 32
 QUESTION_TAIL = 64

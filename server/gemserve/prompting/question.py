@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.control_tokens import control_ids
 from gemserve.prompting.encoding import IntArray, TokenOffsets
@@ -22,7 +23,6 @@ from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_text import find_question
 from gemserve.prompting.question_words import Range
 from gemserve.ranges import Ranges, as_ranges
-from gemserve.types import MAX_QUESTION_TOKENS
 
 _NEAR_AN_END = 8192  # tokens at either end of a text; the rules look at fewer
 _NUM_DECODED = LONGEST_QUESTION + 128  # of a prompt of token ids

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import takewhile
 
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
 from gemserve.prompting.code_blocks import closed_blocks
 from gemserve.prompting.protected import LONGEST_QUESTION
 from gemserve.prompting.question_words import (
@@ -48,7 +49,6 @@ from gemserve.prompting.question_words import (
     split,
     stripped,
 )
-from gemserve.types import MAX_QUESTION_TOKENS
 
 CountTokens = Callable[[int, int], int]  # of a range of characters
 

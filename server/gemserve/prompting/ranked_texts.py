@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import TextBreaks, TokenArray
 from gemserve.prompting.control_tokens import spell_out
 from gemserve.prompting.encoding import TokenLimit, encode, token_edges
 from gemserve.prompting.text_breaks import find_breaks
 from gemserve.prompting.window_anchor import window_anchor, window_end
 from gemserve.prompting.word_places import find_word_places
-from gemserve.types import TextBreaks, TokenArray
 
 # Between a document and the query; and between two documents when words are looked for, so that
 # none spans both.

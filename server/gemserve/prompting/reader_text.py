@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import StandsFor, WrittenText
+from gemserve.contract.requests import Request
 from gemserve.errors import RequestError
 from gemserve.prompting.encoding import IntArray, token_edges
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
-from gemserve.types import Request, StandsFor, WrittenText
 
 _JOINT = "\n\n"  # between two documents, and in front of the question
 _END_TOKENS = 64  # of a prompt without a question, which say what is wanted

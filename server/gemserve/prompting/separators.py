@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from gemserve.contract.prompt_parts import Separators
 from gemserve.prompting.encoding import encode
-from gemserve.types import Separators
 
 
 @lru_cache(maxsize=16)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.prompting.enclosing_lines import find_enclosing
 from gemserve.prompting.encoding import IntArray
 from gemserve.prompting.text_lines import Bools, Lines, find_lines
-from gemserve.types import TextBreaks
 
 # What a line announces with a colon, such as a list, stays with it.
 _PARAGRAPH = re.compile(r"(?<![:：\n])\n(?:[^\S\n]*\n)+")

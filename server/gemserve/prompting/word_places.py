@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from gemserve.contract.prompt_parts import TokenArray
 from gemserve.prompting.encoding import IntArray
 from gemserve.prompting.question_words import UNSPACED
 from gemserve.ranges import Ranges
-from gemserve.types import TokenArray
 
 _WORD = re.compile(r"[^\W_]+")
 _PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something

@@ -31,7 +31,9 @@ from gemserve.api.replies.token_counts import (
     cached_tokens_of,
     filter_object,
 )
-from gemserve.types import Event, Filtered, FilterReport, Finished, Request, TextDelta
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve_dialects.anthropic.body import AnthropicBody
 from gemserve_dialects.anthropic.errors import anthropic_error
 from gemserve_dialects.anthropic.reply_types import (

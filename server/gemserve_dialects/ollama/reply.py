@@ -25,7 +25,8 @@ from gemserve.api.replies.failures import (
 )
 from gemserve.api.replies.server_sent_events import event_stream_with
 from gemserve.api.replies.token_counts import filter_object, token_headers
-from gemserve.types import Event, Filtered, FilterReport, Finished, TextDelta
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.reports import FilterReport
 from gemserve_dialects.ollama.body import AnsweredBody, OllamaChatBody
 from gemserve_dialects.ollama.errors import OllamaError
 from gemserve_dialects.ollama.reply_types import Call, LineHead, Statistics

@@ -16,7 +16,7 @@ from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
-from gemserve.types import Event, Filtered, Finished, TextDelta
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve_dialects.openai_responses.body import OpenAIResponsesBody
 from gemserve_dialects.openai_responses.reply_types import AnyEvent, CallPlace, Place
 from gemserve_dialects.openai_responses.response_object import ResponseInProgress

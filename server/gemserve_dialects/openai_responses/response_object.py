@@ -17,15 +17,9 @@ from gemserve.api.replies.token_counts import (
     cached_tokens_of,
     filter_object,
 )
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterReport,
-    Finished,
-    Request,
-    TextDelta,
-    TokenLogprob,
-)
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta, TokenLogprob
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve_dialects.openai_responses.body import OpenAIResponsesBody
 from gemserve_dialects.openai_responses.call_items import CallItems, echoed
 from gemserve_dialects.openai_responses.reply_types import (

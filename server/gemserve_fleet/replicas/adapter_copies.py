@@ -13,8 +13,8 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
+from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import ConfigError, ReplicaUnavailable, RequestError
-from gemserve.types import AdapterInfo
 from gemserve_fleet.replicas.messages import AdapterSet, RelayedRequest, WholeReply
 from gemserve_fleet.replicas.replica_calls import ReplicaFailed, ReplicaLost, Replicas
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gemserve.types import CacheEntry, ReadingNotes
+from gemserve.contract.reading_notes import CacheEntry, ReadingNotes
 from gemserve_fleet.replicas.text_chunks import KEY_BYTES, TextChunk
 
 # Of keys that are reported: 320 KB each second, for about 10 million tokens.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemserve.api.access.keys import Caller
-from gemserve.types import AdapterInfo
+from gemserve.contract.adapters import AdapterInfo
 
 AsgiMessage = Mapping[str, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig, find_window
+from gemserve.contract.filter_options import kept_count
 from gemserve.cost import ModelShape
 from gemserve.filtering.methods import METHODS
-from gemserve.types import kept_count
 from gemserve_fleet.replicas.routing import ModelReading, Reading, TokenCosts
 
 _TYPICAL_TOKENS = 8_192  # of a prompt, where a share of it is kept

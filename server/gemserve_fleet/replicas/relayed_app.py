@@ -12,8 +12,8 @@ from anyio import to_thread
 from starlette.types import ASGIApp, Message
 
 from gemserve.api.documents.store import Document, DocumentStore
+from gemserve.contract.reading_notes import ReadingNotes
 from gemserve.errors import DocumentNotFound
-from gemserve.types import ReadingNotes
 from gemserve_fleet.replicas.cached_chunks import CachedChunks
 from gemserve_fleet.replicas.messages import (
     Accepted,

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.access.backlog import Backlog, BacklogJob
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Finished
+from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterNotFound, GemserveError
-from gemserve.types import Finished, LoadedAdapter, Request
 from gemserve_fleet.replicas.window_shares import (
     FromPeer,
     GroupRead,

@@ -10,8 +10,8 @@ import logging
 import threading
 
 from gemserve.adapters.store import AdapterStore, PreparedAdapter
+from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import AdapterBusy, AdapterError, GemserveError
-from gemserve.types import AdapterInfo
 from gemserve_fleet.replicas.messages import AdapterSet
 
 log = logging.getLogger("gemserve_fleet.replicas")

@@ -15,8 +15,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.filter_plan import FilterPlan, Window, WindowPlan
-from gemserve.types import FilterParams, LoadedAdapter, Request, SamplingParams, WindowsRead
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import WindowsRead
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import FilterPlan, Window, WindowPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 
 # "busy": it has more to do than the owner. "adapter": it does not have the same one in memory.
 # "full": its engine takes no further request. "failed": its engine could not read a group.

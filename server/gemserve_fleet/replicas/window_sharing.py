@@ -17,10 +17,11 @@ from typing import Literal, Protocol, get_args
 from prometheus_client import Counter
 
 from gemserve.api.access.backlog import Backlog
+from gemserve.contract.events import Event, LentGroups, WindowsRead
+from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import ReplicaUnavailable
-from gemserve.types import Event, LentGroups, Request, WindowsRead
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from gemserve_fleet.replicas.window_shares import (
     FromPeer,

@@ -7,10 +7,10 @@ from math import ceil
 
 from gemserve.accelerators import Device
 from gemserve.config import DEFAULT_METHOD
+from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
 from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import reading_bytes
 from gemserve.filtering.methods import METHODS
-from gemserve.types import MAX_QUESTION_TOKENS
 from gemserve_fleet.replicas.routing import Reading, TokenCosts
 
 # Among so many answers a router divides a decode step, to say what a token of an answer costs. The

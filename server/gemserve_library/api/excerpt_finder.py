@@ -13,10 +13,11 @@ from fastapi import Request
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.api.requests.engine_requests import EngineRequests
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_options import CANDIDATES
 from gemserve.engine.worker import Engine
 from gemserve.errors import RequestError
 from gemserve.prompting.encoding import num_bytes
-from gemserve.types import CANDIDATES, Finished
 from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.timed_reading import read_in_time
 

@@ -17,10 +17,11 @@ from typing import Any, BinaryIO
 
 from gemserve.api.serving import Serving
 from gemserve.config import ServerConfig
+from gemserve.contract.events import Finished
+from gemserve.contract.requests import Request
 from gemserve.errors import ConfigError, LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.files.file_text import NoText, unpacked
 from gemserve.prompting.answerable import Answerable
-from gemserve.types import Finished, Request
 from gemserve_library.asking import find_excerpts
 from gemserve_library.folders import folder_of, holds_library, names_in
 from gemserve_library.store import Index, Library, remove_library, size_of, sweep

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from gemserve.contract.events import Finished
+from gemserve.contract.filter_plan import Window
+from gemserve.contract.prompt_parts import Excerpt
+from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.errors import GemserveError, RequestError
-from gemserve.filter_plan import Window
-from gemserve.types import Excerpt, Finished, Request
 
 _FIELD = "filter.max_seconds"
 

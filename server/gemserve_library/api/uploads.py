@@ -15,9 +15,10 @@ from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
 
+from gemserve.contract.events import Finished
+from gemserve.contract.requests import Request
 from gemserve.engine.worker import Engine
 from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
-from gemserve.types import Finished, Request
 from gemserve_library.adding import Source, add_files
 from gemserve_library.api.shelf import Shelf
 

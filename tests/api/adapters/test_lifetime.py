@@ -13,8 +13,8 @@ import pytest
 
 from gemserve.adapters import store as store_module
 from gemserve.adapters.store import AdapterStore
+from gemserve.contract.events import Finished
 from gemserve.model.causal_model import CausalModel
-from gemserve.types import Finished
 from tests import adapters
 from tests.api.adapters.adapter_requests import (
     ADAPTERS,

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from weakref import WeakSet
 
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.requests import Request
 from gemserve.errors import QueueFull
-from gemserve.types import Event, Filtered, Finished, Request, TextDelta
 
 LEAST_S, MOST_S = 1, 60
 _HALF_LIFE_S = 30.0  # of what is known about the rate, in time under load

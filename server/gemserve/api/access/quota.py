@@ -9,8 +9,8 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
+from gemserve.contract.events import Event, TextDelta
 from gemserve.errors import QuotaExceeded, RequestError
-from gemserve.types import Event, TextDelta
 
 MINUTE_S = 60.0
 _TOO_MANY = "concurrency_limit_exceeded"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gemserve.api.replies.answer_reader import AnswerRules, Kind, Piece
-from gemserve.types import TextDelta, TokenLogprob
+from gemserve.contract.events import TextDelta, TokenLogprob
 
 
 @dataclass(slots=True)

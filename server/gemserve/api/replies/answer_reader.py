@@ -24,8 +24,8 @@ from gemserve.api.replies.call_forms import (
 from gemserve.api.replies.reply_types import ChatFinishReason, FinishReason
 from gemserve.api.replies.text_scanner import Steps, TextScanner
 from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.contract.requests import Request
 from gemserve.prompting.encoding import decode
-from gemserve.types import Request
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _FORCED = re.compile(r'\{"name": ?"([^"]*)", ?"arguments": ?(?=\{)')

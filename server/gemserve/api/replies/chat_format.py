@@ -27,7 +27,7 @@ from gemserve.api.replies.reply_types import (
     ToolCall,
     Usage,
 )
-from gemserve.types import Finished, PromptScored, TextDelta, TokenLogprob
+from gemserve.contract.events import Finished, PromptScored, TextDelta, TokenLogprob
 
 
 class ChatFormat:

@@ -22,15 +22,15 @@ from gemserve.api.replies.reply_types import (
     UrlCitation,
     Usage,
 )
-from gemserve.types import (
+from gemserve.contract.events import (
     Event,
     Filtered,
-    FilterReport,
     Finished,
     PromptScored,
     TextDelta,
     TokenLogprob,
 )
+from gemserve.contract.reports import FilterReport
 
 _IDS_PER_SCORED = 100
 ChoiceT = TypeVar("ChoiceT")

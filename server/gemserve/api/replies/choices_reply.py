@@ -36,7 +36,8 @@ from gemserve.api.replies.token_counts import (
 )
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
 from gemserve.api.requests.engine_requests import EngineRequests
-from gemserve.types import Event, Filtered, FilterReport, Finished, PromptScored, TextDelta
+from gemserve.contract.events import Event, Filtered, Finished, PromptScored, TextDelta
+from gemserve.contract.reports import FilterReport
 
 
 async def choices_reply(

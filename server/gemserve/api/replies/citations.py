@@ -15,7 +15,7 @@ from urllib.parse import quote
 from typing_extensions import TypedDict
 
 from gemserve.api.replies.reply_types import NonNegative, UrlCitation
-from gemserve.types import SourceReport
+from gemserve.contract.reports import SourceReport
 
 
 class FileCitation(TypedDict):

@@ -19,7 +19,7 @@ from gemserve.api.replies.reply_types import (
     ReplyHead,
     Usage,
 )
-from gemserve.types import Finished, PromptScored, TextDelta, TokenLogprob
+from gemserve.contract.events import Finished, PromptScored, TextDelta, TokenLogprob
 
 
 class CompletionFormat:

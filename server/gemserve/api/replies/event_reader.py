@@ -12,8 +12,8 @@ from typing import Protocol
 
 from fastapi import Request
 
+from gemserve.contract.events import Event, Finished
 from gemserve.engine.stream import Stream
-from gemserve.types import Event, Finished
 
 # A stream's head goes out at the latest after so long: clients wait for it with a timeout of
 # their own, and cannot tell a server that reads from one that is gone.

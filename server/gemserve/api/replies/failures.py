@@ -6,7 +6,7 @@ from fastapi.responses import JSONResponse
 
 from gemserve.api.error_replies import Error, error_body
 from gemserve.api.replies.reply_types import FinishReason
-from gemserve.types import Finished
+from gemserve.contract.events import Finished
 
 # a request counts as aborted until its terminal event comes
 ABORTED = Finished(reason="abort", completion_tokens=0)

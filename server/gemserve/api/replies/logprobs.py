@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gemserve.api.replies.reply_types import ChatLogprobs, CompletionLogprobs, Token
-from gemserve.types import TokenLogprob
+from gemserve.contract.events import TokenLogprob
 
 
 class TokenTexts:

@@ -15,8 +15,8 @@ from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
 from gemserve.api.replies.ranking_types import RankedDocument, RankingUsage, Reranked, Scored
 from gemserve.api.requests.ranking_requests import RankingRequests
+from gemserve.contract.events import Finished, WindowsRead
 from gemserve.filtering.document_scores import attention_scores, relevance, word_shares
-from gemserve.types import Finished, WindowsRead
 
 _PER_UNIT = 100  # documents
 

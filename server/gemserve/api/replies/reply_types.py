@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, GetPydanticSchema
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve import types
 from gemserve.api.requests.base_bodies import ServedMethod
-from gemserve.scores import AnswerAttention
+from gemserve.contract import reports
+from gemserve.contract.scores import AnswerAttention
 
 NonNegative = Annotated[int, Field(ge=0)]
 FinishReason = Literal["stop", "length"]
@@ -21,7 +21,7 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterReport(types.FilterReport):
+class FilterReport(reports.FilterReport):
     """What the filter did; the `filter` object of every response.
 
     `kept_tokens`: those of the prompt that the answer is generated from; `added_tokens` stand

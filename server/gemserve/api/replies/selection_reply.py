@@ -14,7 +14,8 @@ from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
-from gemserve.types import Filtered, FilterReport, Finished
+from gemserve.contract.events import Filtered, Finished
+from gemserve.contract.reports import FilterReport
 
 
 async def selection_reply(

@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 
 from gemserve.api.replies.choice import Choice
 from gemserve.api.replies.reply_types import FilterObject, Usage
-from gemserve.types import FilterReport, Request
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
 MAX_TOKENS_HEADER = "X-Gemserve-Max-Tokens"  # the most that the answer may have

@@ -11,9 +11,9 @@ from pydantic_core import from_json
 
 from gemserve.api.requests.base_bodies import GenerationBody
 from gemserve.api.requests.guided_body import GuidedBody
+from gemserve.contract.sampling import ANY_OBJECT, Grammar, GrammarKind
 from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.errors import RequestError, shown
-from gemserve.types import ANY_OBJECT, Grammar, GrammarKind
 
 _SCHEMA = "response_format.json_schema.schema"
 _OUTPUTS = "structured_outputs"

@@ -32,10 +32,8 @@ from gemserve.api.requests.integers import (
     TokenId,
     TopK,
 )
-from gemserve.filtering.methods import SERVED_METHODS
-from gemserve.prompting.answerable import Answerable
-from gemserve.types import (
-    ADAPTER_NAME,
+from gemserve.contract.adapters import ADAPTER_NAME
+from gemserve.contract.filter_options import (
     LIBRARY_NAME,
     MOST_CANDIDATES,
     NO_PROTECT,
@@ -50,6 +48,8 @@ from gemserve.types import (
     parse_keep,
     parse_window,
 )
+from gemserve.filtering.methods import SERVED_METHODS
+from gemserve.prompting.answerable import Answerable
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string

@@ -10,10 +10,13 @@ from gemserve.api.requests.chat_form import fields_renamed, plain_message
 from gemserve.api.requests.document_body import DocumentBody
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.selection_body import SelectionBody
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.filter_options import MIN_KEEP, FilterOptions
+from gemserve.contract.prompt_parts import Priority
+from gemserve.contract.requests import Request
 from gemserve.errors import RequestError
 from gemserve.filtering.methods import METHODS
 from gemserve.prompting.encoding import encode
-from gemserve.types import MIN_KEEP, FilterOptions, LoadedAdapter, Priority, Request
 
 _NAMES = {"messages": "text", "prompt": "text"}
 

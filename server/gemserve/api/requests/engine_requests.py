@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.api.requests.base_bodies import MAX_CHOICES
+from gemserve.contract.requests import Request
 from gemserve.errors import RequestError
 from gemserve.filtering.planner import FilterPlanner
-from gemserve.types import Request
 
 # Each takes half a kilobyte of memory until the reply is written. 20 for each of 128K tokens fit.
 MAX_SCORES = 4 << 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from gemserve.types import MAX_HEADS, MAX_KEEP, MAX_WINDOW, MIN_KEEP, MIN_WINDOW
+from gemserve.contract.filter_options import MAX_HEADS, MAX_KEEP, MAX_WINDOW, MIN_KEEP, MIN_WINDOW
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string", "minLength": 1}

@@ -13,6 +13,7 @@ from anyio import CapacityLimiter, to_thread
 
 from gemserve.adapters.store import AdapterStore
 from gemserve.api.requests.base_bodies import ModelBody
+from gemserve.contract.adapters import AdapterInfo, LoadedAdapter
 from gemserve.errors import (
     AdapterError,
     AdapterNotFound,
@@ -21,7 +22,6 @@ from gemserve.errors import (
     RequestError,
     shown,
 )
-from gemserve.types import AdapterInfo, LoadedAdapter
 
 
 @dataclass(frozen=True, slots=True)

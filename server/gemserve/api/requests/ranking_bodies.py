@@ -11,8 +11,8 @@ from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import MAX_PRIORITY, Body, ModelBody, TextOr
 from gemserve.api.requests.integers import INTEGRAL, Count, Natural
 from gemserve.api.requests.json_body import MAX_DOCUMENTS
+from gemserve.contract.filter_options import Lexical
 from gemserve.errors import RequestError
-from gemserve.types import Lexical
 
 WHOLE = -1  # of `truncate_prompt_tokens`: nothing is left out
 

@@ -11,11 +11,13 @@ from gemserve.api.requests.base_bodies import MAX_CHOICES
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.ranking_bodies import WHOLE, RankingBody, RerankBody, ScoreBody
 from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.prompting.encoding import TokenLimit
 from gemserve.prompting.ranked_texts import RankedTexts, query_ids, ranked_texts
-from gemserve.types import LoadedAdapter, Request, SamplingParams
 
 MAX_QUERY_TOKENS = 512  # the last `MAX_QUESTION_TOKENS` are watched
 _MARGIN = 16  # tokens, within which a cut changes how a text is divided

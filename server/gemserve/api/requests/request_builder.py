@@ -29,6 +29,10 @@ from gemserve.api.requests.selection_body import SelectionBody
 from gemserve.api.requests.structured_output import answer_grammar
 from gemserve.api.requests.template_variables import check_no_variables
 from gemserve.api.requests.tool_choice import chat_call_rules, check_tools, prompt_tools
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.filter_options import NO_PROTECT, FilterOptions, FilterParams, Protect
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import Grammar, SamplingParams
 from gemserve.decoding.grammar import Grammars
 from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
@@ -39,16 +43,6 @@ from gemserve.prompting.encoding import TokenLimit, decode
 from gemserve.prompting.excerpt_tokens import NO_EXCERPTS
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from gemserve.prompting.tools import Tool
-from gemserve.types import (
-    NO_PROTECT,
-    FilterOptions,
-    FilterParams,
-    Grammar,
-    LoadedAdapter,
-    Protect,
-    Request,
-    SamplingParams,
-)
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 4096

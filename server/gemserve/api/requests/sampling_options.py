@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from gemserve.api.requests.base_bodies import SamplingBody
+from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import RequestError, shown
-from gemserve.types import SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 # These are passed on as they are. One that is not given keeps the default of SamplingParams.

@@ -9,11 +9,11 @@ from typing import Any
 from gemserve.api.requests.answer_format import AnswerFormat, schema_grammar
 from gemserve.api.requests.chat_body import Tool
 from gemserve.api.requests.tool_choice import ToolCallRules
+from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.grammar_compiler import InvalidGrammar
 from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.errors import RequestError
-from gemserve.types import Grammar
 
 
 def answer_grammar(

@@ -16,8 +16,8 @@ from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
 from gemserve.config import ServerConfig
+from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import AdapterError, AdapterNotFound, RequestError
-from gemserve.types import AdapterInfo
 
 LoadAdapter = Callable[[str, str], AdapterInfo]  # a folder under a name; see `AdapterStore.load`
 LIST_ADAPTERS = Operation(summary="List the adapters", reply=Adapters)

@@ -40,8 +40,9 @@ from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
 from gemserve.api.routes.warm_up import WarmUps
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.requests import Request
 from gemserve.errors import DocumentNotFound, EngineDead
-from gemserve.types import LoadedAdapter, Request
 
 _PATH = "/v1/documents"
 STORE = Operation(

@@ -7,7 +7,7 @@ import time
 from gemserve.api.replies.reply_types import Model, Models
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.routes.operation import Operation, Routes
-from gemserve.types import AdapterInfo
+from gemserve.contract.adapters import AdapterInfo
 
 LIST_MODELS = Operation(
     summary="List the model that is served, and it with each adapter",

@@ -29,6 +29,8 @@ from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.requests.turns import LONG_BYTES, TextTurns
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.requests import Request as EngineRequest
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import (
@@ -42,8 +44,6 @@ from gemserve.errors import (
     WaitTooLong,
 )
 from gemserve.prompting.encoding import num_bytes
-from gemserve.types import LoadedAdapter
-from gemserve.types import Request as EngineRequest
 
 _COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=ModelBody)

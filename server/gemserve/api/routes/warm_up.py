@@ -8,8 +8,8 @@ import logging
 from gemserve.api.documents.store import Document
 from gemserve.api.replies.event_reader import Observer
 from gemserve.api.telemetry.internal_errors import InternalErrors
+from gemserve.contract.events import Filtered, Finished
 from gemserve.engine.stream import Stream
-from gemserve.types import Filtered, Finished
 
 log = logging.getLogger("gemserve.api")
 _CANCELLED = "the warm-up was cancelled"

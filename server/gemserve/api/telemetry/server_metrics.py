@@ -21,17 +21,10 @@ from gemserve.adapters.store import AdapterStore
 from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.api.telemetry.loop_watch import LoopWatch
+from gemserve.contract.events import Event, Filtered, Finished, FinishReason, TextDelta, WindowsRead
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
 from gemserve.engine.worker import Engine
-from gemserve.types import (
-    Event,
-    Filtered,
-    FilterReport,
-    Finished,
-    FinishReason,
-    Request,
-    TextDelta,
-    WindowsRead,
-)
 from gemserve_kernels import Backend
 
 _SECONDS = (

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gemserve
+from gemserve.config import Switch
+from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.requests import Request
 from gemserve.errors import ConfigError
-from gemserve.types import Event, Filtered, Finished, Request, Switch, TextDelta
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

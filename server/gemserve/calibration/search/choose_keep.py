@@ -17,8 +17,11 @@ from itertools import count
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import Example, contains
 from gemserve.calibration.search.result import KeepResult, rounded_mean
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
-from gemserve.types import FilterParams, Finished, Request, SamplingParams, TextDelta
 
 KEEPS = (128, 256, 512, 1024)
 PROBE_TOKENS = 4096

@@ -16,17 +16,14 @@ from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import recall
 from gemserve.calibration.search.probes import Probe
 from gemserve.calibration.search.result import LayerResult, WindowResult, rounded_mean
+from gemserve.contract.events import Filtered
+from gemserve.contract.filter_options import FilterParams, WindowSize
+from gemserve.contract.reports import FilterReport
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.cost import ModelShape
 from gemserve.engine.core import Core
 from gemserve.prompting.prompt import Prompt
-from gemserve.types import (
-    Filtered,
-    FilterParams,
-    FilterReport,
-    Request,
-    SamplingParams,
-    WindowSize,
-)
 
 SIZES = (1024, 1536, 2048, 4096)
 PROBE_TOKENS = 6144  # of a document, if the model's context has room for it

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from gemserve.calibration.search.probes import WORD_KINDS
+from gemserve.contract.prompt_parts import Priority
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.ranges import as_ranges
-from gemserve.types import Priority
 
 Head = tuple[int, int]  # (layer, head)
 # Recall is averaged over choices that hold these shares of a document. Half of a probe's sentences

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
-from gemserve.types import TokenArray
+from gemserve.contract.prompt_parts import TokenArray
 
 Tokens = TokenArray
 _FIRST_PART = 256  # tokens

@@ -21,12 +21,12 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
+from gemserve.contract.reading_notes import CacheEntry
 from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, num_common
 from gemserve.engine.cache.state import CacheCounts, StoredDocument
 from gemserve.engine.memory import MemoryPool, Share, Span
 from gemserve.kv_layout import KVLayout
-from gemserve.types import CacheEntry
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold

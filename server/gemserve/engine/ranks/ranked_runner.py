@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from gemserve.config import Switch
+from gemserve.contract.scores import AnswerAttention
 from gemserve.decoding.grammar import Grammars
 from gemserve.engine.memory import Change
 from gemserve.engine.ranks.lockstep import Leader
@@ -19,8 +21,6 @@ from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
-from gemserve.scores import AnswerAttention
-from gemserve.types import Switch
 
 _HOST = torch.device("cpu")
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from queue import Empty
 from typing import Protocol
 
+from gemserve.contract.filter_plan import GROUP_TOKENS
 from gemserve.cost import ModelShape, filter_units
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import (
@@ -37,7 +38,6 @@ from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
 from gemserve.engine.reuse.windows import window_key, window_tokens
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.window_pass import WindowPass
-from gemserve.filter_plan import GROUP_TOKENS
 
 log = logging.getLogger("gemserve.engine")
 _STEP_SEGMENTS = 4  # most segments that one step copies into the pool

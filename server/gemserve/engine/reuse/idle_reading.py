@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.filter_plan import Budget, FilterPlan
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, DocumentCache
 from gemserve.engine.sequence.sequence import LAST, Sequence
-from gemserve.filter_plan import Budget, FilterPlan
 from gemserve.kv_layout import KVLayout
-from gemserve.types import FilterParams, Request, SamplingParams
 
 _MOST_REMEMBERED = 16  # prompts
 

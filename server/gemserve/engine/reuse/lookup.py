@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gemserve.contract.reading_notes import HeldPart
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import (
@@ -26,7 +27,6 @@ from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
 from gemserve.kv_layout import KVLayout, Piece, WindowRoom
-from gemserve.types import HeldPart
 
 # Once this many later requests have overtaken a waiting request, no further one may.
 MAX_TIMES_PASSED = 64

@@ -11,14 +11,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gemserve.contract.filter_plan import Window
+from gemserve.contract.reading_notes import HeldPart
+from gemserve.contract.requests import Request
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import Sequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
-from gemserve.filter_plan import Window
-from gemserve.types import HeldPart, Request
 
 
 def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:

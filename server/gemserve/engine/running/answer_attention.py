@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gemserve.contract.prompt_parts import TextBreaks
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import MOST_ANSWER_TOKENS, MOST_LEANED, AnswerAttention
 from gemserve.engine.sequence.step_plan import Kept
 from gemserve.filtering.passages import number_passages
 from gemserve.model.adapter import Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
-from gemserve.scores import MOST_ANSWER_TOKENS, MOST_LEANED, AnswerAttention
-from gemserve.types import Request, TextBreaks
 
 EVERY = 16  # tokens from one look to the next: a look costs less than a decode step then
 PASSAGE_TOKENS = 64  # most tokens of a passage

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gemserve.contract.filter_options import Heads
+from gemserve.contract.filter_plan import FilterPlan, QueriesRead, key_heads
 from gemserve.engine.running.lockstep import Lockstep
-from gemserve.filter_plan import FilterPlan, QueriesRead, key_heads
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import Heads
 
 DISTANCE = 128  # positions between the tokens of all windows and the question
 

@@ -16,6 +16,11 @@ from typing import TypeVar
 
 import torch
 
+from gemserve.config import Switch
+from gemserve.contract.events import TokenLogprob
+from gemserve.contract.filter_plan import FilterPlan, KeysRead, QueriesRead, SummaryArrays
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import AnswerAttention
 from gemserve.cost import filter_units
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState, score_tokens
@@ -36,7 +41,6 @@ from gemserve.engine.running.window_reading import ArrivedGroup, WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
 from gemserve.errors import ConfigError
-from gemserve.filter_plan import FilterPlan, KeysRead, QueriesRead, SummaryArrays
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.filtering.window_scores import WindowSummary
@@ -46,8 +50,6 @@ from gemserve.model.graphs import build_graphs
 from gemserve.model.kv import DecodeBatch, KVSpan
 from gemserve.model.query_tap import FilterTap, QueryTap
 from gemserve.model.recurrent_state import SequenceState
-from gemserve.scores import AnswerAttention
-from gemserve.types import Request, Switch, TokenLogprob
 
 log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")

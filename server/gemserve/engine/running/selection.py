@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from gemserve.contract.prompt_parts import NO_SEPARATORS, Separators, TokenArray
+from gemserve.contract.requests import Request
 from gemserve.cost import ModelShape
 from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.sequence.step_plan import Chunk, Kept
@@ -22,7 +24,6 @@ from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan
 from gemserve.model.query_tap import FilterTap
-from gemserve.types import NO_SEPARATORS, Request, Separators, TokenArray
 
 
 def prompt_evidence(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from gemserve.contract.filter_plan import FilterPlan, KeysRead, WindowPlan
+from gemserve.contract.requests import Request
 from gemserve.cost import filter_units
 from gemserve.engine.memory import KVPlace
 from gemserve.engine.running.index_vectors import keys_at_origin
@@ -13,7 +15,6 @@ from gemserve.engine.running.lockstep import Lockstep
 from gemserve.engine.running.pool_bytes import pass_kv
 from gemserve.engine.sequence.step_plan import Chunk
 from gemserve.engine.sequence.window_pass import WindowRead
-from gemserve.filter_plan import FilterPlan, KeysRead, WindowPlan
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.window_scores import WindowSummary
@@ -23,7 +24,6 @@ from gemserve.model.causal_model import CausalModel
 from gemserve.model.kv import KVSpan, Memory
 from gemserve.model.query_tap import FilterTap
 from gemserve.model.recurrent_state import SequenceState
-from gemserve.types import Request
 
 # no attention is cut into pieces: the numbers must not depend on how fast the machine is just now
 _WHOLE = 1 << 62

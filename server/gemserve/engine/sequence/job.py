@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemserve.contract.events import Event
+from gemserve.contract.filter_plan import FilterReason
+from gemserve.contract.requests import Request
 from gemserve.decoding.detokenize import TextStream
 from gemserve.engine.sequence.sequence import Sequence
-from gemserve.filter_plan import FilterReason
-from gemserve.types import Event, Request
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,8 @@ from enum import Enum
 
 import numpy as np
 
+from gemserve.contract.filter_plan import FilterPlan
+from gemserve.contract.requests import Request
 from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
@@ -17,9 +19,7 @@ from gemserve.engine.memory import KVPlace, Share, Span
 from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
-from gemserve.filter_plan import FilterPlan
 from gemserve.kv_layout import KVLayout, WindowRoom
-from gemserve.types import Request
 
 LAST = 1 << 30  # the priority of what is read in idle time: after everybody's
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gemserve.contract.events import TokenLogprob
+from gemserve.contract.filter_plan import KeysRead, QueriesRead, SummaryArrays
+from gemserve.contract.requests import Request
+from gemserve.contract.scores import FilterScores
 from gemserve.cost import ModelShape
 from gemserve.engine.memory import Change, KVPlace, Segment
 from gemserve.engine.sequence.window_pass import WindowRead
-from gemserve.filter_plan import KeysRead, QueriesRead, SummaryArrays
-from gemserve.scores import FilterScores
-from gemserve.types import Request, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gemserve.contract.events import WindowsRead
+from gemserve.contract.filter_plan import WindowPlan
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument
 from gemserve.engine.memory import Segment, Share
-from gemserve.filter_plan import WindowPlan
-from gemserve.types import WindowsRead
 
 
 @dataclass(frozen=True, slots=True)

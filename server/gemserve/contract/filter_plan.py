@@ -151,53 +151,41 @@ def key_heads(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
-    """How one prompt will be filtered. `filtering.planner` makes it when the request is built.
+    """How one prompt will be filtered. `filtering.planner` makes it when the request is built."""
 
-    `reason`: why the prompt is read whole, if it is. `num_kept`: tokens that the answer is
-    generated from; before a filter has chosen, the most that it keeps if attention is not diffuse.
-    `fails_open`: if the filter pass fails, the whole prompt is kept.
-
-    `layer`: where the filter pass ends; None: there is none. `kv_index`: how many layers below have
-    keys and values; None: all. `rows`: positions whose queries are
-    watched in each of the layers `tapped`; the first `num_asked` are the question's, without what
-    calls are about (0: there are no calls). `heads`: the (layer, head) pairs that count; None: all
-    heads of the filter layer. `coverage_bound`: below it a choice is not trusted. `repeated`: token
-    ids that the filter pass reads after the prompt. `windows`: the pass reads these; None: it reads
-    the prompt as one sequence. `may_read_whole`: the prompt is read whole instead if the document
-    cache has so much of it that this is cheaper.
-
-    `num_stable`: how many tokens at the prompt's beginning are always read, and so begin what is
-    kept whatever is asked. `evicts`: the whole prompt is read, and then keys and values are
-    dropped. `chosen`: the positions that are kept without a pass of this model, and `joined` what
-    the answer is generated from: the tokens at these positions, and the indexes in it of those that
-    were `added` between them; empty: nothing was.
-
-    `num_sinks`: how many tokens of an anchor a question is read behind that is read alone.
-
-    `answer_heads`: the (layer, head) pairs whose attention is watched while the answer is
-    generated; None: all heads of `answer_layer`. If that is None, nothing is watched.
-    """
-
-    reason: FilterReason | None
+    reason: FilterReason | None  # why the prompt is read whole, if it is
+    # Tokens that the answer is generated from; before a filter has chosen, the most that it keeps
+    # if attention is not diffuse.
     num_kept: int
     budget: Budget
-    fails_open: bool = False
-    layer: int | None = None
-    kv_index: int | None = None
+    fails_open: bool = False  # if the filter pass fails, the whole prompt is kept
+    layer: int | None = None  # where the filter pass ends; None: there is none
+    kv_index: int | None = None  # how many layers below have keys and values; None: all
+    # positions whose queries are watched in each of the layers `tapped`
     rows: tuple[int, ...] = ()
+    # the first of the rows that are the question's, without what calls are about (0: no calls)
     num_asked: int = 0
     tapped: tuple[int, ...] = ()
+    # the (layer, head) pairs that count; None: all heads of the filter layer
     heads: tuple[tuple[int, int], ...] | None = None
-    coverage_bound: float = 0.0
-    repeated: tuple[int, ...] = ()
-    windows: WindowPlan | None = None
+    coverage_bound: float = 0.0  # below it a choice is not trusted
+    repeated: tuple[int, ...] = ()  # token ids that the filter pass reads after the prompt
+    windows: WindowPlan | None = None  # that the pass reads; None: the prompt as one sequence
+    # the prompt is read whole instead if the document cache has so much of it that this is cheaper
     may_read_whole: bool = False
+    # tokens at the prompt's beginning that are always read, and so begin what is kept whatever is
+    # asked
     num_stable: int = 0
-    num_sinks: int = 0
-    evicts: bool = False
+    num_sinks: int = 0  # tokens of an anchor behind which a question is read that is read alone
+    evicts: bool = False  # the whole prompt is read, and then keys and values are dropped
+    # The positions that are kept without a pass of this model, and what the answer is generated
+    # from: the tokens at these positions, and the indexes in `joined` of those that were added
+    # between them (empty: nothing was).
     chosen: tuple[int, ...] | None = None
     joined: tuple[int, ...] = ()
     added: tuple[int, ...] = ()
+    # The (layer, head) pairs whose attention is watched while the answer is generated; None: all
+    # heads of `answer_layer`. If that is None, nothing is watched.
     answer_layer: int | None = None
     answer_heads: tuple[tuple[int, int], ...] | None = None
 

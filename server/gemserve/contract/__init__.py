@@ -1,0 +1,1 @@
+"""What passes between API and engine, as frozen data."""

@@ -21,7 +21,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling import scheduler as scheduling
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput
 
 LAYERS, UNIT_BYTES, KV_BYTES = 8, 512, 768 << 20  # the built-in model's
@@ -32,7 +32,7 @@ BURST_S, BURST = (60.0, 75.0), 4.0
 REPORT_S = 30.0
 
 
-def draw(rng: Random, order: int) -> Sequence:
+def draw(rng: Random, order: int) -> LiveSequence:
     """12% ask about a document, 0.7% about a long one, the others have a short prompt."""
     kind = rng.random()
     documents = DOCUMENTS if kind < 0.12 else LONG if kind < 0.127 else None
@@ -54,7 +54,7 @@ def draw(rng: Random, order: int) -> Sequence:
             rows=tuple(range(len(ids) - 8, len(ids))) if documents else (),
         ),
     )
-    return Sequence(request, order)
+    return LiveSequence(request, order)
 
 
 def chunk_s(chunk: Chunk) -> float:

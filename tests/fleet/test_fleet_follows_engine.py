@@ -6,7 +6,7 @@ fitted: the simulated replica has its rules from `engine/scheduling`, and these 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.pace import Crowd, Pace
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput, StepPlan
 from gemserve_fleet.simulator.load import Arrival, Load, arrivals
 from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
@@ -60,11 +60,11 @@ def _cost(is_filtered: bool) -> RequestCost:
     )
 
 
-def _sequence(number: int, document: int, is_filtered: bool) -> Sequence:
+def _sequence(number: int, document: int, is_filtered: bool) -> LiveSequence:
     count = KEPT if is_filtered else PROMPT
     tokens = np.full(PROMPT, document)
     tokens[-QUESTION:] = 1_000_000 + number
-    return Sequence(
+    return LiveSequence(
         request=Request(
             request_id=str(number),
             prompt_ids=tokens.tolist(),
@@ -92,7 +92,7 @@ class _Times:
 
 
 def _run_engine(
-    arriving: Several[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
+    arriving: Sequence[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
 ) -> _Times:
     """What `Core.step` does, with a clock that a step advances by what it would take."""
     scheduler = Scheduler(
@@ -155,7 +155,7 @@ def _output(scheduler: Scheduler, plan: StepPlan, is_done: bool) -> StepOutput:
 
 
 def _run_simulated(
-    arriving: Several[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
+    arriving: Sequence[Arrival], capacity: int, is_filtered: bool, cache_units: int = 0
 ) -> _Times:
     replica = Replica(
         _cost(is_filtered),

@@ -18,7 +18,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.model.adapter import Adapter
 from tests import models
@@ -214,7 +214,7 @@ class Trace:
         self._core.check_integrity()
         assert self._forgotten.isdisjoint(self._core.stored_documents)
 
-    def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
+    def _check_hit(self, asked: Asked, event: Filtered, sequence: LiveSequence) -> None:
         """What a pass has left out must have been read by one of the same key before it."""
         self._check_cached(asked, event, sequence.tokens)
 

@@ -21,7 +21,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.cost import filter_units
 from gemserve.engine.core import Core
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.errors import CapacityExceeded
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
@@ -249,7 +249,7 @@ def test_what_is_read_is_the_prompt_and_then_the_question() -> None:
         reason=None, num_kept=4, budget=Budget(low=4, high=4, limit=4), layer=1, repeated=(7, 8, 9)
     )
     planned = replace(request(list(range(20, 31)), ()), plan=plan)
-    one = Sequence(request=planned, order=0)
+    one = LiveSequence(request=planned, order=0)
     everything = [*range(20, 31), 7, 8, 9]
     assert one.num_read == len(everything)
     assert one.reading_units(KVLayout(growing=4)) == 3 * len(everything)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gemserve.contract.events import Filtered
 from gemserve.contract.requests import Request
 from gemserve.engine.sequence.job import Job
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.model.adapter import Adapter
 from tests.cache_world import World
 from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of, as_tokens
@@ -86,7 +86,7 @@ class WindowTrace(Trace):
             of_windows = (*key, "windows")
             self._read += [Pass(of_windows, w.name, documents) for w in plan.windows.windows]
 
-    def _check_hit(self, asked: Asked, event: Filtered, sequence: Sequence) -> None:
+    def _check_hit(self, asked: Asked, event: Filtered, sequence: LiveSequence) -> None:
         """A window that was found must be one that a request of the same key was to read."""
         windows, report = sequence.plan.windows, event.report
         if report.reason == "cached":  # see `_check_whole` for what it found

@@ -18,7 +18,7 @@ from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
 from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Segment, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
 from gemserve.kv_layout import KVLayout
 from tests.unit.test_scheduler import kept_of
@@ -45,10 +45,10 @@ def sequence(
     limit: int | None = None,
     max_tokens: int = 4,
     is_whole: bool = False,
-) -> Sequence:
+) -> LiveSequence:
     """`is_whole`: it is read whole, and `layer`, `question` and `limit` count for nothing."""
     kept = len(ids) if is_whole else min(16, len(ids))
-    return Sequence(
+    return LiveSequence(
         request=Request(
             request_id=str(order),
             prompt_ids=ids,
@@ -68,7 +68,7 @@ def sequence(
     )
 
 
-def fingerprints(s: Sequence) -> list[int]:
+def fingerprints(s: LiveSequence) -> list[int]:
     adapter = s.request.adapter
     version = None if adapter is None else (adapter.name, adapter.version)
     value = hash((s.request.tenant, version, None if s.is_whole else s.filter_layer))
@@ -104,7 +104,7 @@ class FakeMemory:
                     for at, to in zip(_tokens(of, row), _tokens(into, row), strict=True):
                         units[to] = units[at]
 
-    def read(self, s: Sequence, start: int, count: int) -> None:
+    def read(self, s: LiveSequence, start: int, count: int) -> None:
         """A pass over some tokens: what it finds of those before must be right."""
         expected = self._fingerprints.get((s.order, s.is_whole)) or fingerprints(s)
         self._fingerprints[s.order, s.is_whole] = expected
@@ -143,7 +143,7 @@ class FakeMemory:
                 for t in range(max(start, some.first), min(stop, some.stop)):
                     self.units[at + t] = expected[t]
 
-    def write_answer(self, s: Sequence) -> None:
+    def write_answer(self, s: LiveSequence) -> None:
         """A decode step of a prompt that was read whole."""
         slot = s.next_slot
         if s.place.room is not None:
@@ -151,7 +151,7 @@ class FakeMemory:
         for row in (0, 2 * self.layout.growing - 1):
             self.units[s.memory.start + row * s.capacity + slot] = -2
 
-    def overwrite(self, s: Sequence) -> None:
+    def overwrite(self, s: LiveSequence) -> None:
         """Generation uses all memory that the sequence has left."""
         span = s.memory
         self.units[span.start : span.start + span.size] = [-1] * span.size

@@ -11,7 +11,7 @@ import pytest
 from gemserve.engine.cache.document_cache import PINNED_SHARE
 from gemserve.engine.memory import MemoryPool, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.worker import Engine
 from gemserve.errors import EngineDead
 from tests.fakes import FakeCore
@@ -29,9 +29,9 @@ from tests.unit.test_scheduler import kept_of
 DOCUMENT = [7] * 1000
 
 
-def stored(made: Sequence, *ids: str, pin: bool = False) -> Sequence:
+def stored(made: LiveSequence, *ids: str, pin: bool = False) -> LiveSequence:
     """The same prompt, which contains stored documents."""
-    return Sequence(replace(made.request, documents=ids, pin=pin), made.order)
+    return LiveSequence(replace(made.request, documents=ids, pin=pin), made.order)
 
 
 def test_a_pinned_document_outlives_all_others() -> None:

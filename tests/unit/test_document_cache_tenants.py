@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 from gemserve.engine.scheduling.scheduler import Scheduler
 from tests.unit.test_document_cache import FakeMemory, cached, finish, sequence
@@ -12,7 +12,7 @@ CAPACITY = 100_000  # half of which documents may hold: ten of these
 TOKENS = 1000
 
 
-def store(s: Scheduler, memory: FakeMemory, tenant: bytes, numbers: Items[int]) -> None:
+def store(s: Scheduler, memory: FakeMemory, tenant: bytes, numbers: Sequence[int]) -> None:
     for number in numbers:
         s.add(sequence(number, [number] * TOKENS, tenant=tenant))
         finish(s, memory)

@@ -14,7 +14,7 @@ from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from tests.unit.test_document_cache import (
     LAYERS,
     FakeMemory,
@@ -28,8 +28,8 @@ from tests.unit.test_fair_shares import ALICE, BOB, of
 DOCUMENT = [7] * 1000
 
 
-def with_priority(made: Sequence, priority: int) -> Sequence:
-    return Sequence(replace(made.request, priority=priority), made.order)
+def with_priority(made: LiveSequence, priority: int) -> LiveSequence:
+    return LiveSequence(replace(made.request, priority=priority), made.order)
 
 
 def step(s: Scheduler, memory: FakeMemory) -> None:
@@ -78,7 +78,7 @@ def test_a_pass_that_adds_little_to_a_pinned_document_is_waited_for() -> None:
     s = Scheduler(MemoryPool(40_000), num_layers=LAYERS, max_running=8, cache_units=12_000)
     memory = FakeMemory(40_000)
     first = sequence(0, DOCUMENT)
-    s.add(Sequence(replace(first.request, pin=True), 0))
+    s.add(LiveSequence(replace(first.request, pin=True), 0))
     finish(s, memory)
     assert (s.cache.pinned, s.cache.has_room(7_001)) == (5000, False)
     s.add(sequence(1, DOCUMENT + [8] * 700))
@@ -121,7 +121,7 @@ def test_waiting_for_one_another_keeps_no_ended_request_alive() -> None:
         s.add(last := sequence(order, DOCUMENT + [order] * 10))
     finish(s, memory)
     gc.collect()
-    alive = [made for made in gc.get_objects() if type(made) is Sequence]
+    alive = [made for made in gc.get_objects() if type(made) is LiveSequence]
     assert [made.order for made in alive if 7000 <= made.order < 7005] == [last.order]
 
 

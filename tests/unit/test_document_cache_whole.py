@@ -9,7 +9,7 @@ import pytest
 
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import StepOutput
 from tests.unit.test_document_cache import (
     ALL_GROW,
@@ -27,7 +27,7 @@ DOCUMENT = [7] * 1000
 UNITS = 2 * LAYERS
 
 
-def sequence(order: int, ids: list[int], **more: object) -> Sequence:
+def sequence(order: int, ids: list[int], **more: object) -> LiveSequence:
     return filtered(order, ids, is_whole=True, **more)  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def cached(capacity: int = 200_000, cache_units: int = 100_000) -> tuple[Schedul
     return s, FakeMemory(capacity)
 
 
-def read_until(s: Scheduler, memory: FakeMemory, one: Sequence, state: State) -> None:
+def read_until(s: Scheduler, memory: FakeMemory, one: LiveSequence, state: State) -> None:
     for _ in range(100):
         if one.state is state:
             return
@@ -133,7 +133,7 @@ def test_a_request_keeps_as_much_as_its_prompt() -> None:
 def test_a_scored_prompt_takes_nothing_over() -> None:
     s, memory = cached()
     made = sequence(1, DOCUMENT + [1] * 10)
-    scored = Sequence(replace(made.request, prompt_logprobs=0), made.order)
+    scored = LiveSequence(replace(made.request, prompt_logprobs=0), made.order)
     s.add(sequence(0, DOCUMENT))
     finish(s, memory)
     s.add(scored)
@@ -206,7 +206,7 @@ def test_what_is_not_answered_from_the_whole_prompt_takes_nothing_over(
     finish(s, memory)
     made = sequence(1, DOCUMENT)
     plan = made.plan.having(num_kept=500, **changes)
-    s.add(other := Sequence(replace(made.request, plan=plan), 1))
+    s.add(other := LiveSequence(replace(made.request, plan=plan), 1))
     assert (other.cache_key, other.is_whole) == (None, False)
     s.schedule(64, is_decode_due=True)
     assert (other.num_reused, s.cache.counts.hits) == (0, 0)

@@ -8,15 +8,15 @@ from random import Random
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, StepOutput
 from tests.unit.test_scheduler import LAYERS, perform, random_sequence, sequence
 
 ALICE, BOB, EVE = b"alice", b"bob", b"eve"
 
 
-def of(tenant: bytes, made: Sequence) -> Sequence:
-    return Sequence(replace(made.request, tenant=tenant), made.order)
+def of(tenant: bytes, made: LiveSequence) -> LiveSequence:
+    return LiveSequence(replace(made.request, tenant=tenant), made.order)
 
 
 def scheduler(max_running: int) -> Scheduler:

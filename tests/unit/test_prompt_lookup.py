@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence
 from random import Random
 
 from gemserve.engine.memory import KVPlace
 from gemserve.engine.scheduling.prompt_lookup import MOST_PROPOSED, MOST_ROWS, PromptLookup
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.engine.sequence.step_plan import DecodeRow
 from gemserve.engine.sequence.text_index import TextIndex
 from tests.unit import test_scheduler
@@ -15,18 +15,22 @@ from tests.unit import test_scheduler
 ENDS = frozenset({2})
 
 
-def sequence(order: int, ids: Ids[int], generated: Ids[int], max_tokens: int = 4000) -> Sequence:
+def sequence(
+    order: int, ids: Sequence[int], generated: Sequence[int], max_tokens: int = 4000
+) -> LiveSequence:
     made = test_scheduler.sequence(order, len(ids), None, max_tokens)
     made.ids, made.generated = ids, list(generated)
     made.text_index = TextIndex()
     return made
 
 
-def row_of(s: Sequence) -> DecodeRow:
+def row_of(s: LiveSequence) -> DecodeRow:
     return DecodeRow(s.order, s.generated[-1], s.next_slot, s.next_slot, 0, KVPlace(0, 500))
 
 
-def found(ids: Ids[int], generated: Ids[int], most: int = MOST_PROPOSED) -> tuple[int, ...]:
+def found(
+    ids: Sequence[int], generated: Sequence[int], most: int = MOST_PROPOSED
+) -> tuple[int, ...]:
     index = TextIndex()
     index.look(ids, generated, most, ENDS)
     return index.found
@@ -64,7 +68,11 @@ def test_an_answer_that_repeats_itself_is_found() -> None:
 
 
 def proposing(
-    lookup: PromptLookup, sequences: Ids[Sequence], row_s: float, is_right: bool, steps: int = 30
+    lookup: PromptLookup,
+    sequences: Sequence[LiveSequence],
+    row_s: float,
+    is_right: bool,
+    steps: int = 30,
 ) -> list[int]:
     """How many rows each step had. A step takes a second, and `row_s` for each row but the first.
 

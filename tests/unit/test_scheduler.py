@@ -15,7 +15,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool, Move, Repack
 from gemserve.engine.scheduling.scheduler import Scheduler
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
 
 LAYERS = 8
@@ -31,12 +31,12 @@ def sequence(
     is_adaptive: bool = False,
     priority: int = 0,
     repeated: int = 0,
-) -> Sequence:
+) -> LiveSequence:
     count = prompt if keep is None else keep
     budget = Budget(
         low=1 if is_adaptive else count, high=count, limit=prompt if is_adaptive else count
     )
-    return Sequence(
+    return LiveSequence(
         request=Request(
             request_id=str(order),
             prompt_ids=range(prompt),
@@ -59,7 +59,7 @@ def scheduler(capacity: int, max_running: int = 64) -> Scheduler:
     return Scheduler(MemoryPool(capacity), num_layers=LAYERS, max_running=max_running)
 
 
-def random_sequence(rng: Random, order: int) -> Sequence:
+def random_sequence(rng: Random, order: int) -> LiveSequence:
     prompt = int(2 ** rng.uniform(0, 11))
     keep = rng.randrange(1, prompt) if prompt > 1 and rng.random() < 0.6 else None
     return sequence(
@@ -106,13 +106,13 @@ def perform(s: Scheduler, plan: StepPlan, rng: Random, failure_rate: float) -> S
     )
 
 
-def kept_of(s: Sequence, positions: Iterable[int]) -> Kept:
+def kept_of(s: LiveSequence, positions: Iterable[int]) -> Kept:
     """A choice of these positions."""
     positions = tuple(positions)
     return Kept(positions=positions, ids=[s.request.prompt_ids[at] for at in positions])
 
 
-def is_at_its_end(sequence: Sequence) -> bool:
+def is_at_its_end(sequence: LiveSequence) -> bool:
     return len(sequence.generated) + 1 == sequence.request.sampling.max_tokens
 
 

@@ -19,7 +19,7 @@ from gemserve.engine.scheduling.time_shares import (
     Turns,
     divide,
 )
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from tests.unit.test_fair_shares import ALICE, BOB, EVE, of, scheduler, step
 from tests.unit.test_scheduler import sequence
 
@@ -162,7 +162,7 @@ def test_a_key_alone_takes_short_steps_while_another_one_may_come() -> None:
 def test_sequences_that_are_left_out_take_turns() -> None:
     many = [of(ALICE, sequence(order, 4, None, 9)) for order in range(10)]
     one = of(BOB, sequence(99, 4, None, 9))
-    decoding: list[Sequence] = [*many, one]
+    decoding: list[LiveSequence] = [*many, one]
     turns = Turns()
     taken = [turns.choose(decoding, Portion(4, None)) for _ in range(100)]
     assert all(one in some for some in taken)

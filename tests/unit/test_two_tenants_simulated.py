@@ -17,7 +17,7 @@ from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.pace import Crowd, Pace
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Presence, loads_of
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, StepOutput
 from tests.unit.test_fair_shares import ALICE, BOB, of
 from tests.unit.test_scheduler import LAYERS, sequence
@@ -49,7 +49,9 @@ class Simulation:
         self.streams: set[int] = set()
         self.due: list[tuple[float, Callable[[], None]]] = []
 
-    def send(self, tenant: bytes, prompt: int, answer: int, on_end: Callable[[], None]) -> Sequence:
+    def send(
+        self, tenant: bytes, prompt: int, answer: int, on_end: Callable[[], None]
+    ) -> LiveSequence:
         self.num_added += 1
         made = of(tenant, sequence(self.num_added, prompt, None, answer))
         self.scheduler.add(made)

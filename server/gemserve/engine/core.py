@@ -8,8 +8,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -39,7 +38,7 @@ from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion, Presence, loads_of
 from gemserve.engine.sequence.job import Emitted, Job
 from gemserve.engine.sequence.progress import Progress, find_progress
-from gemserve.engine.sequence.sequence import LAST, Sequence, State, check_capacity
+from gemserve.engine.sequence.sequence import LAST, LiveSequence, State, check_capacity
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.errors import CapacityExceeded, ConfigError, RequestError
@@ -65,7 +64,7 @@ class StepRunner(Protocol):
     def copies(self) -> HostCopies: ...
     def begin(self, task: Task, adapter: Adapter) -> None: ...
     def run(self, plan: StepPlan, limits: StepLimits) -> RunOutput: ...
-    def watched_answer(self, number: int, offsets: Ids[int]) -> AnswerAttention | None: ...
+    def watched_answer(self, number: int, offsets: Sequence[int]) -> AnswerAttention | None: ...
     def forget(self, numbers: Collection[int]) -> None: ...
     def change_memory(self, changes: Collection[Change]) -> None: ...
 
@@ -303,7 +302,7 @@ class Core:
                 f"{self.model.vocab_size}: its tokenizer has more tokens than the model",
                 param="prompt",
             )
-        sequence = Sequence(request=request, order=0)
+        sequence = LiveSequence(request=request, order=0)
         check_capacity(sequence, self.num_units, self._layout, self.model.shape.unit_bytes)
         if request.pin:
             check_pin(sequence, self._scheduler.cache, self.model.shape)
@@ -335,7 +334,7 @@ class Core:
     def _queue(self, request: Request, of_engine: Request) -> Job:
         """Queue a request. `of_engine`: the same with the cache's own name for its tenant."""
         self._num_added += 1
-        sequence = Sequence(request=of_engine, order=self._num_added)
+        sequence = LiveSequence(request=of_engine, order=self._num_added)
         job = Job(
             request=request,
             sequence=sequence,
@@ -471,7 +470,7 @@ class Core:
             self._idle_job = None
         return [(job, event) for job, event in emitted if job is not idle]
 
-    def _num_idle(self, sequences: Collection[Sequence]) -> int:
+    def _num_idle(self, sequences: Collection[LiveSequence]) -> int:
         return int(self._idle_job is not None and self._idle_job.sequence in sequences)
 
     def _note_choices(self, out: RunOutput) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -126,7 +125,7 @@ class EventMaker:
             return [replace(filtered, ids=kept.ids), self.finished(job, "stop", 0)]
         return [filtered]
 
-    def _of_tokens(self, job: Job, drawn: Ids[DrawnToken], now_s: float) -> list[Event]:
+    def _of_tokens(self, job: Job, drawn: Sequence[DrawnToken], now_s: float) -> list[Event]:
         """The texts of a step's tokens. What was drawn behind the last one does not count."""
         events: list[Event] = []
         for index, token in enumerate(drawn):
@@ -189,12 +188,12 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
 
 def _filtered(
     job: Job,
-    kept: Ids[int] | None,
+    kept: Sequence[int] | None,
     now_s: float,
     coverage: float | None = None,
     scores: FilterScores | None = None,
     num_added: int = 0,
-    best: Ids[tuple[int, int]] = (),
+    best: Sequence[tuple[int, int]] = (),
 ) -> Filtered:
     """The filter's report.
 

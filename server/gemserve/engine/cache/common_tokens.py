@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ Tokens = TokenArray
 _FIRST_PART = 256  # tokens
 
 
-def as_tokens(ids: Ids[int]) -> Tokens:
+def as_tokens(ids: Sequence[int]) -> Tokens:
     return np.asarray(ids, dtype=np.int64)
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Ids
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gemserve.contract.reading_notes import CacheEntry
@@ -150,7 +149,7 @@ class DocumentCache:
         return self._held.units
 
     @property
-    def documents(self) -> Ids[CachedDocument]:
+    def documents(self) -> Sequence[CachedDocument]:
         return self._documents
 
     @property

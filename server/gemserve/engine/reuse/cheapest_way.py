@@ -8,13 +8,13 @@ from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.reuse.lookup import find_source
 from gemserve.engine.reuse.windows import num_cached_tokens
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 
 _ANSWER_TOKENS = 128  # expected of an answer that may be longer
 
 
 def is_cheaper_whole(
-    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence], shape: ModelShape
+    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence], shape: ModelShape
 ) -> bool:
     """Does the cache have so much of the prompt as all layers read it that the rest costs less?
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Ids
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty
@@ -36,7 +35,7 @@ from gemserve.engine.cache.state import CacheState, DiskCounts
 from gemserve.engine.memory import KVPlace, Segment, Share
 from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
 from gemserve.engine.reuse.windows import window_key, window_tokens
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.window_pass import WindowPass
 
 log = logging.getLogger("gemserve.engine")
@@ -57,7 +56,7 @@ class HostCopies(Protocol):
     @property
     def dtype(self) -> str: ...
     def take(
-        self, segments: Ids[Segment], num_units: int, start: int, count: int
+        self, segments: Sequence[Segment], num_units: int, start: int, count: int
     ) -> memoryview: ...
     def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None: ...
 
@@ -66,7 +65,7 @@ class HostCopies(Protocol):
 class PassLoad(FileLoad):
     """A load of the first tokens of a sequence's pass, into the sequence's own memory."""
 
-    sequence: Sequence
+    sequence: LiveSequence
 
     @property
     def is_wanted(self) -> bool:
@@ -108,7 +107,7 @@ class WindowLoad(FileLoad):
 class WindowReader:
     """A sequence that reads windows. `num_looked`: groups that were looked for on the disk."""
 
-    sequence: Sequence
+    sequence: LiveSequence
     reading: WindowPass
     key: CacheKey
     num_looked: int = 0
@@ -180,7 +179,7 @@ class DiskCache:
         self._threads.changed.wait(seconds)
         self._threads.changed.clear()
 
-    def begin_load(self, sequence: Sequence, num_cached: int) -> bool:
+    def begin_load(self, sequence: LiveSequence, num_cached: int) -> bool:
         """Begin to load what a file has of an admitted sequence, if that is worth it.
 
         `num_cached`: tokens that it has already. Its pass must not begin before the load has ended.
@@ -273,7 +272,7 @@ class DiskCache:
         self._loads.append(load)
         self._threads.load(load)
 
-    def _begin_windows(self, sequence: Sequence, reading: WindowPass) -> bool:
+    def _begin_windows(self, sequence: LiveSequence, reading: WindowPass) -> bool:
         """Let a pass wait if the disk has some of its first windows. `work` begins to load them.
 
         Not here, because documents must not give way while a step is planned.

@@ -15,7 +15,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, DocumentCache
-from gemserve.engine.sequence.sequence import LAST, Sequence
+from gemserve.engine.sequence.sequence import LAST, LiveSequence
 from gemserve.kv_layout import KVLayout
 
 _MOST_REMEMBERED = 16  # prompts
@@ -41,7 +41,7 @@ class IdleReading:
         """Is there a document that was asked about twice and is not read?"""
         return any(asked.num_common for asked in self._asked.values())
 
-    def note(self, sequence: Sequence) -> None:
+    def note(self, sequence: LiveSequence) -> None:
         """Remember a prompt whose filter has chosen, if it might have been read whole."""
         request = sequence.request
         if not sequence.plan.may_read_whole or request.adapter is not None:

@@ -23,7 +23,7 @@ from gemserve.engine.cache.document_cache import (
     DocumentCache,
 )
 from gemserve.engine.memory import KVPlace, MemoryPool, Segment, Share, first_tokens
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
 from gemserve.kv_layout import KVLayout, Piece, WindowRoom
@@ -60,7 +60,7 @@ class Source:
         assert self.shares[-1].room is not None
         return planned.going_on_from(self.shares[-1].room, self.count)[0]
 
-    def copy_to(self, sequence: Sequence, layout: KVLayout) -> Copy:
+    def copy_to(self, sequence: LiveSequence, layout: KVLayout) -> Copy:
         """The copy to an admitted sequence's memory."""
         key = sequence.cache_key
         assert key is not None
@@ -90,7 +90,7 @@ def _segment(place: KVPlace, piece: Piece, layout: KVLayout) -> Segment:
 
 
 def find_source(
-    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]
+    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
 ) -> Source | None:
     """Where most of what the sequence's pass begins with is."""
     document, count = find_cached(cache, sequence)
@@ -107,7 +107,7 @@ def find_source(
     return Source(shares, count, document, is_shared)
 
 
-def find_cached(cache: DocumentCache, sequence: Sequence) -> tuple[CachedDocument | None, int]:
+def find_cached(cache: DocumentCache, sequence: LiveSequence) -> tuple[CachedDocument | None, int]:
     """The document that the pass begins like, and how many tokens of it."""
     key = sequence.cache_key
     if key is None or not cache.used:
@@ -120,7 +120,7 @@ def find_cached(cache: DocumentCache, sequence: Sequence) -> tuple[CachedDocumen
 
 
 def awaits_leader(
-    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence], layout: KVLayout
+    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence], layout: KVLayout
 ) -> bool:
     """Is a pass under way that will leave enough of this prompt?"""
     key = sequence.cache_key
@@ -132,8 +132,8 @@ def awaits_leader(
 
 
 def find_answering(
-    cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]
-) -> tuple[Sequence | None, int]:
+    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
+) -> tuple[LiveSequence | None, int]:
     """The sequence that is being answered with the most tokens in common.
 
     Its prompt was read by all layers, whole or what was chosen of it.
@@ -152,7 +152,7 @@ def find_answering(
 def leave_filter_pass(
     cache: DocumentCache,
     pool: MemoryPool,
-    sequence: Sequence,
+    sequence: LiveSequence,
     key: CacheKey,
     tokens: Tokens,
     *,
@@ -185,7 +185,7 @@ def leave_filter_pass(
 
 
 def leave_whole_prompt(
-    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, layout: KVLayout
+    cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, layout: KVLayout
 ) -> None:
     """Let the cache have the memory of an answered prompt that all layers read, if it wants it.
 
@@ -216,7 +216,7 @@ def leave_whole_prompt(
     cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
 
 
-def note_held(cache: DocumentCache, sequence: Sequence, key: CacheKey, tokens: Tokens) -> None:
+def note_held(cache: DocumentCache, sequence: LiveSequence, key: CacheKey, tokens: Tokens) -> None:
     """Note how much of the prompt, which begins with `tokens`, the cache holds now."""
     notes = sequence.request.notes
     if notes is not None:
@@ -226,7 +226,7 @@ def note_held(cache: DocumentCache, sequence: Sequence, key: CacheKey, tokens: T
             notes.held.append(HeldPart(document.entry, 0.0, share))
 
 
-def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> None:
+def check_pin(sequence: LiveSequence, cache: DocumentCache, shape: ModelShape) -> None:
     """Raise `RequestError` if what is kept of a prompt could never be pinned."""
     unit, limit = shape.unit_bytes, cache.pin_limit
     size = sequence.reading_units(shape.kv_layout())
@@ -239,7 +239,7 @@ def check_pin(sequence: Sequence, cache: DocumentCache, shape: ModelShape) -> No
 
 
 def _is_worth_waiting(
-    cache: DocumentCache, sequence: Sequence, leader: Sequence, layout: KVLayout
+    cache: DocumentCache, sequence: LiveSequence, leader: LiveSequence, layout: KVLayout
 ) -> bool:
     """Will the leader's pass end before the two, side by side, have read what both begin with?
 

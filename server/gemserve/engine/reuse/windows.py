@@ -18,11 +18,11 @@ from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, Share
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
 
 
-def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> None:
+def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence) -> None:
     """Own what the cache has of the next group of windows: nothing if others have read it."""
     reading = _reading(sequence)
     if reading.found is not None:
@@ -52,7 +52,7 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: Sequence) -> 
 
 
 def leave_windows(
-    cache: DocumentCache, pool: MemoryPool, sequence: Sequence, reads: Iterable[WindowRead]
+    cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, reads: Iterable[WindowRead]
 ) -> None:
     """Let the cache have what was computed of a group, and give up what was found of it."""
     reading = _reading(sequence)
@@ -82,7 +82,7 @@ def leave_windows(
     reading.end_group()
 
 
-def lend_groups(cache: DocumentCache, sequence: Sequence, groups: Iterable[int]) -> None:
+def lend_groups(cache: DocumentCache, sequence: LiveSequence, groups: Iterable[int]) -> None:
     """Let a sequence that has read nothing await these groups from others.
 
     It reads those itself of which the cache has half or more.
@@ -96,7 +96,7 @@ def lend_groups(cache: DocumentCache, sequence: Sequence, groups: Iterable[int])
             reading.lent.add(number)
 
 
-def end_arrived(sequence: Sequence) -> None:
+def end_arrived(sequence: LiveSequence) -> None:
     """A group that another engine has read needs nothing more."""
     reading = _reading(sequence)
     del reading.arrived[reading.next_group]
@@ -104,7 +104,7 @@ def end_arrived(sequence: Sequence) -> None:
     reading.end_group()
 
 
-def _note_held(cache: DocumentCache, sequence: Sequence, reads: Iterable[WindowRead]) -> None:
+def _note_held(cache: DocumentCache, sequence: LiveSequence, reads: Iterable[WindowRead]) -> None:
     """Note which windows of a group the cache holds now."""
     key, notes = window_key(sequence), sequence.request.notes
     if key is None or notes is None:
@@ -117,7 +117,7 @@ def _note_held(cache: DocumentCache, sequence: Sequence, reads: Iterable[WindowR
             notes.held.append(HeldPart(document.entry, start, stop))
 
 
-def release_windows(pool: MemoryPool, sequence: Sequence) -> None:
+def release_windows(pool: MemoryPool, sequence: LiveSequence) -> None:
     """Give up the cached windows that a sequence's pass owns."""
     reading = sequence.window_pass
     if reading is None:
@@ -127,7 +127,9 @@ def release_windows(pool: MemoryPool, sequence: Sequence) -> None:
     reading.found = None
 
 
-def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+def awaits_windows(
+    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
+) -> bool:
     """Is another pass about to leave enough of the windows that this one needs?"""
     key = window_key(sequence)
     if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
@@ -150,13 +152,13 @@ def awaits_windows(cache: DocumentCache, sequence: Sequence, running: Iterable[S
     return False
 
 
-def found_windows(sequence: Sequence) -> list[Share]:
+def found_windows(sequence: LiveSequence) -> list[Share]:
     """What a sequence's pass owns of the cache."""
     reading = sequence.window_pass
     return [] if reading is None else list((reading.found or {}).values())
 
 
-def num_cached_tokens(cache: DocumentCache, sequence: Sequence) -> int:
+def num_cached_tokens(cache: DocumentCache, sequence: LiveSequence) -> int:
     """Tokens of its windows that the cache has."""
     key, plan = window_key(sequence), _reading(sequence).plan
     if key is None:
@@ -164,7 +166,7 @@ def num_cached_tokens(cache: DocumentCache, sequence: Sequence) -> int:
     return sum(w.num_tokens for w in plan.windows if cache.find_window(key, w.name) is not None)
 
 
-def window_key(sequence: Sequence) -> CacheKey | None:
+def window_key(sequence: LiveSequence) -> CacheKey | None:
     """By what its windows are cached; None: it reads none now."""
     reading = sequence.window_pass
     if reading is None or sequence.chosen is not None:
@@ -183,12 +185,12 @@ def _documents_in(request: Request, window: Window) -> tuple[str, ...]:
     return tuple(each for each in request.documents if each not in files or each in own)
 
 
-def _reading(sequence: Sequence) -> WindowPass:
+def _reading(sequence: LiveSequence) -> WindowPass:
     assert sequence.window_pass is not None
     return sequence.window_pass
 
 
-def window_tokens(reading: WindowPass, sequence: Sequence, index: int) -> Tokens:
+def window_tokens(reading: WindowPass, sequence: LiveSequence, index: int) -> Tokens:
     """What is read of a window before the question."""
     window = reading.plan.windows[index]
     anchor = np.asarray(reading.plan.anchor, dtype=np.int64)

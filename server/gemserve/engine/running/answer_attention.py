@@ -7,7 +7,7 @@ left, and store nothing. This gives the queries of the filter's heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class AnswerWatch:
         self._slots = torch.from_numpy(slots).to(model.device)
         self._found: list[tuple[tuple[int, float], ...]] = []
 
-    def look(self, count: int, drawn: Ids[int], kv: KVSpan, *, least: int = 1) -> None:
+    def look(self, count: int, drawn: Sequence[int], kv: KVSpan, *, least: int = 1) -> None:
         """Look at the first `count` tokens of an answer, if at least `least` of them are new.
 
         A token is drawn from the row before it, so the first one from the prompt's last row. So
@@ -91,7 +91,7 @@ class AnswerWatch:
             self._found += _strongest(weights / len(self._heads))
             done += some
 
-    def report(self, offsets: Ids[int]) -> AnswerAttention:
+    def report(self, offsets: Sequence[int]) -> AnswerAttention:
         """What was found. `offsets`: where each token of the answer begins in its text."""
         named = sorted({passage for token in self._found for passage, _ in token})
         place = {passage: index for index, passage in enumerate(named)}
@@ -133,7 +133,7 @@ def _strongest(weights: torch.Tensor) -> list[tuple[tuple[int, float], ...]]:
 
 
 def _passages_of(
-    request: Request, kept: Ids[int]
+    request: Request, kept: Sequence[int]
 ) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
     """The prompt's passages that are kept at least in part, and the one of each kept token."""
     starts = _starts(len(request.prompt_ids), request.breaks)

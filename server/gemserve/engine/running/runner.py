@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Ids
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -98,7 +97,7 @@ class RunnerState:
         assert self.request.plan is not None
         return self.request.plan
 
-    def kept_ids(self, start: int, count: int) -> Ids[int]:
+    def kept_ids(self, start: int, count: int) -> Sequence[int]:
         """Tokens start..start+count−1 of the prefill pass, or fewer at its end."""
         ids = self.request.prompt_ids if self.kept is None else self.kept.ids
         return ids[start : start + count]
@@ -187,7 +186,7 @@ class Runner:
         return out
 
     @torch.inference_mode()
-    def watched_answer(self, number: int, offsets: Ids[int]) -> AnswerAttention | None:
+    def watched_answer(self, number: int, offsets: Sequence[int]) -> AnswerAttention | None:
         """What an answer attended to, when its last token has been drawn; see `AnswerWatch`."""
         state = self._states[number]
         try:
@@ -222,7 +221,7 @@ class Runner:
             assert not unfinished, "a pass that has begun holds views of memory that moves"
         apply_changes(changes, self.memory)
 
-    def _decode(self, rows: Ids[DecodeRow], logits: Logits, out: RunOutput) -> None:
+    def _decode(self, rows: Sequence[DecodeRow], logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
         for row in rows:  # once, whatever is tried again
             self._kept_kv(self._states[row.sequence], row.place).make_room(row.slot)
@@ -259,7 +258,7 @@ class Runner:
         return (self._model if is_stepped else state.model), is_stepped
 
     def _decode_rows(
-        self, rows: Ids[DecodeRow], model: CausalModel, may_replay: bool = True
+        self, rows: Sequence[DecodeRow], model: CausalModel, may_replay: bool = True
     ) -> torch.Tensor:
         """Logits of sequences that one model decodes: [rows, vocab], float32.
 

@@ -9,10 +9,9 @@ Where all requests are of one tenant, or the server has no keys, priority and ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Iterable, Mapping, Sequence
 
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 
 # A tenant may hold so many times the slots, places or memory that are free. So one alone
 # leaves a quarter of them, and whoever comes next is not refused, nor waits for a long answer.
@@ -28,7 +27,7 @@ class SlotShares:
     """The slots of one admission round, and the memory that is shared beside them."""
 
     def __init__(
-        self, running: Items[Sequence], max_running: int, capacity: int | None = None
+        self, running: Sequence[LiveSequence], max_running: int, capacity: int | None = None
     ) -> None:
         """`capacity`: units of memory that several tenants share; None: there is one tenant."""
         self._held = Counter(sequence.request.tenant for sequence in running)
@@ -39,7 +38,7 @@ class SlotShares:
             for sequence in running:
                 self._units[sequence.request.tenant] += sequence.memory.size
 
-    def order(self, waiting: Items[Sequence]) -> list[Sequence]:
+    def order(self, waiting: Sequence[LiveSequence]) -> list[LiveSequence]:
         """Who is admitted first: in turn between tenants, beginning with who holds least.
 
         `waiting` is in the order of rank, which stays that of each tenant's requests.
@@ -47,20 +46,20 @@ class SlotShares:
         if len({sequence.request.tenant for sequence in waiting}) < 2:
             return list(waiting)
         held = Counter(self._held)
-        places: list[tuple[int, tuple[int, int], Sequence]] = []
+        places: list[tuple[int, tuple[int, int], LiveSequence]] = []
         for sequence in waiting:
             held[sequence.request.tenant] += 1
             places.append((held[sequence.request.tenant], sequence.rank, sequence))
         return [sequence for *_, sequence in sorted(places, key=lambda place: place[:2])]
 
-    def may_take(self, sequence: Sequence) -> bool:
+    def may_take(self, sequence: LiveSequence) -> bool:
         """Is a slot free that this sequence's tenant may have?"""
         tenant = sequence.request.tenant
         if not tenant or not self._held[tenant]:
             return self._num_free > 0
         return may_hold(self._held[tenant] + 1, self._num_free - 1)
 
-    def may_have(self, sequence: Sequence, size: int) -> bool:
+    def may_have(self, sequence: LiveSequence, size: int) -> bool:
         """May this sequence's tenant have `size` more units of memory?
 
         A tenant's first sequence may have all that there is.
@@ -71,7 +70,7 @@ class SlotShares:
         num_free = self._capacity - self._units.total() - size
         return may_hold(self._units[tenant] + size, num_free)
 
-    def take(self, sequence: Sequence, size: int) -> None:
+    def take(self, sequence: LiveSequence, size: int) -> None:
         """Note that a sequence has a slot and `size` units of memory."""
         self._held[sequence.request.tenant] += 1
         self._units[sequence.request.tenant] += size
@@ -91,7 +90,7 @@ class ReadingShares:
         self._is_first_next: dict[bytes, bool] = {}
         self._last: bytes | None = None
 
-    def choose(self, unfinished: Iterable[Sequence]) -> Sequence:
+    def choose(self, unfinished: Iterable[LiveSequence]) -> LiveSequence:
         """The next prompt to read: of the tenant that was read for the shortest time.
 
         Of its prompts, the first by rank and the one nearest its end come in turn. So a huge prompt
@@ -116,7 +115,7 @@ class ReadingShares:
             return min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
         return first
 
-    def note(self, sequence: Sequence, seconds: float) -> None:
+    def note(self, sequence: LiveSequence, seconds: float) -> None:
         """Note that a prompt was read for `seconds`."""
         tenant = self._last = sequence.request.tenant
         self._read_s[tenant] = self._read_s.get(tenant, 0.0) + seconds / self._part(tenant)
@@ -125,6 +124,6 @@ class ReadingShares:
         part = self.parts.get(tenant)
         return 1.0 if part is None else part / max(self.parts.values())
 
-    def _place(self, sequence: Sequence) -> tuple[float, bool, tuple[int, int]]:
+    def _place(self, sequence: LiveSequence) -> tuple[float, bool, tuple[int, int]]:
         tenant = sequence.request.tenant
         return self._read_s[tenant], tenant == self._last, sequence.rank

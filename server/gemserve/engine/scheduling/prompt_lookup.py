@@ -13,11 +13,10 @@ too: whoever proposes nothing learns from what was drawn when it would pay.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Collection, Mapping, Sequence
 
 from gemserve.engine.scheduling.time_shares import StepTimes
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.engine.sequence.step_plan import DecodeRow
 from gemserve.engine.sequence.text_index import TextIndex
 
@@ -34,7 +33,9 @@ class PromptLookup:
         self._end_ids, self._is_forced = end_ids, is_forced
         self._step_times = StepTimes(row_share=_ROW_SHARE)
 
-    def propose(self, rows: Ids[DecodeRow], decoding: Ids[Sequence]) -> tuple[DecodeRow, ...]:
+    def propose(
+        self, rows: Sequence[DecodeRow], decoding: Sequence[LiveSequence]
+    ) -> tuple[DecodeRow, ...]:
         """The rows of these sequences, with what is worth trying behind them."""
         num_rows, num_tokens = len(rows), float(len(rows))
         proposing = []
@@ -53,9 +54,9 @@ class PromptLookup:
 
     def learn(
         self,
-        rows: Ids[DecodeRow],
-        drawn: Mapping[int, Ids[int]],
-        sequences: Mapping[int, Sequence],
+        rows: Sequence[DecodeRow],
+        drawn: Mapping[int, Sequence[int]],
+        sequences: Mapping[int, LiveSequence],
         seconds: float,
     ) -> None:
         """Note what was drawn in a step with these rows, and how long it took."""

@@ -38,7 +38,7 @@ from gemserve.engine.reuse.windows import (
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.scheduling.prompt_lookup import PromptLookup
 from gemserve.engine.scheduling.time_shares import Portion, Turns
-from gemserve.engine.sequence.sequence import LAST, Sequence, State
+from gemserve.engine.sequence.sequence import LAST, LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.kv_layout import KVLayout
@@ -78,25 +78,25 @@ class Scheduler:
         self.pool = pool
         self.cache = DocumentCache(pool, cache_units)
         # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
-        self.begin_load: Callable[[Sequence, int], object] = lambda sequence, num_cached: None
+        self.begin_load: Callable[[LiveSequence, int], object] = lambda sequence, num_cached: None
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
         self._awaits_compaction = False
         self._turns = Turns()
         self._reading = ReadingShares()
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.sequences: dict[int, Sequence] = {}  # all that have not ended
+        self.waiting: list[LiveSequence] = []
+        self.running: list[LiveSequence] = []
+        self.sequences: dict[int, LiveSequence] = {}  # all that have not ended
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def fits_ever(self, sequence: Sequence) -> bool:
+    def fits_ever(self, sequence: LiveSequence) -> bool:
         """Could this sequence run if it were alone?"""
         return sequence.reserved_units(self._layout) <= self.pool.capacity
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: LiveSequence) -> None:
         assert sequence.state is State.WAITING
         assert self.fits_ever(sequence)
         assert sequence.order not in self.sequences, "two sequences have one number"
@@ -147,7 +147,7 @@ class Scheduler:
         for number in output.failures:
             self.finish(self.sequences[number], has_failed=True)
 
-    def finish(self, sequence: Sequence, has_failed: bool = False) -> None:
+    def finish(self, sequence: LiveSequence, has_failed: bool = False) -> None:
         """End a sequence in any state and free its memory. Idempotent.
 
         The document cache may have what is left of a prompt that was read whole.
@@ -198,7 +198,7 @@ class Scheduler:
         self.cache.check_integrity()
         self.pool.check_owners(owned)
 
-    def _take_over(self) -> list[tuple[Sequence, Source]]:
+    def _take_over(self) -> list[tuple[LiveSequence, Source]]:
         """What the first sequence whose filter has just chosen takes over from others, if anything.
 
         The kept tokens may begin like those of an earlier choice. The others wait for their turn,
@@ -212,7 +212,7 @@ class Scheduler:
                 return [(sequence, source)]
         return []
 
-    def _admit(self, taken: list[tuple[Sequence, Source]], *, is_shared: bool) -> None:
+    def _admit(self, taken: list[tuple[LiveSequence, Source]], *, is_shared: bool) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
@@ -274,14 +274,14 @@ class Scheduler:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
 
-    def _awaits_leader(self, sequence: Sequence) -> bool:
+    def _awaits_leader(self, sequence: LiveSequence) -> bool:
         """Is another's pass under way that will leave what this one needs?"""
         if awaits_leader(self.cache, sequence, self.running, self._layout):
             return True
         return awaits_windows(self.cache, sequence, self.running)
 
     def _fitting(
-        self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
+        self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
     ) -> tuple[Source | None, int]:
         """What a waiting sequence takes over, and the memory that it needs then.
 
@@ -300,7 +300,7 @@ class Scheduler:
         return self._fitting_as_is(sequence, copied, can_evict)
 
     def _fitting_as_is(
-        self, sequence: Sequence, copied: list[CachedDocument], can_evict: bool
+        self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
     ) -> tuple[Source | None, int]:
         """The same for the way that the sequence is to be read.
 
@@ -323,7 +323,7 @@ class Scheduler:
             return self.pool.free
         return self.cache.available(size, _spared(source, copied))
 
-    def _begin_pass(self, sequence: Sequence, source: Source | None) -> None:
+    def _begin_pass(self, sequence: LiveSequence, source: Source | None) -> None:
         """Begin an admitted sequence's pass behind the tokens that it takes over."""
         count = sequence.done = 0 if source is None else source.count
         if source is not None:
@@ -342,14 +342,14 @@ class Scheduler:
         sequence.state, sequence.num_cached = State.FILTERING, count
         self.begin_load(sequence, count)
 
-    def _place_windows(self, sequence: Sequence, source: Source | None = None) -> None:
+    def _place_windows(self, sequence: LiveSequence, source: Source | None = None) -> None:
         """Say where a sequence's layers with a sliding window have their tokens from now on."""
         room = sequence.new_room(self._layout)
         if room is not None and source is not None:
             room = source.room_of(room)
         sequence.room = room
 
-    def _make_room(self, sequence: Sequence, size: int, spared: list[CachedDocument]) -> None:
+    def _make_room(self, sequence: LiveSequence, size: int, spared: list[CachedDocument]) -> None:
         """Evict documents until the sequence fits."""
         tenant = sequence.request.tenant
         self.cache.make_room(size, spared, tenant)
@@ -387,7 +387,7 @@ class Scheduler:
             rope_tokens=sequence.rope_length,
         )
 
-    def _window_chunk(self, sequence: Sequence, reading: WindowPass) -> Chunk:
+    def _window_chunk(self, sequence: LiveSequence, reading: WindowPass) -> Chunk:
         """The next group of windows. What is cached of it is looked up once."""
         find_windows(self.cache, self.pool, sequence)
         arrived = reading.arrived.get(reading.next_group)
@@ -422,7 +422,7 @@ class Scheduler:
                 sequence.done = sequence.num_kept
                 self.pool.shrink(sequence.memory, sequence.kept_units(self._layout))
 
-    def _keep(self, sequence: Sequence, kept: Kept, is_complete: bool) -> None:
+    def _keep(self, sequence: LiveSequence, kept: Kept, is_complete: bool) -> None:
         """Continue with the positions that a filter chose. Wait if they need more than is reserved.
 
         `is_complete`: the filter pass has computed all that it should, so the cache may have it.
@@ -462,11 +462,11 @@ class Scheduler:
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
-    def _is_idle_reading(self, sequence: Sequence) -> bool:
+    def _is_idle_reading(self, sequence: LiveSequence) -> bool:
         """Is it a prompt that is read in idle time, of which a part is worth as much?"""
         return sequence.state is State.PREFILLING and sequence.request.priority == LAST
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: LiveSequence) -> None:
         """Free a sequence's memory, if it has any."""
         self._release_shared(sequence)
         release_windows(self.pool, sequence)
@@ -474,14 +474,14 @@ class Scheduler:
             self.pool.release(sequence.span)
             sequence.span = sequence.room = None
 
-    def _release_shared(self, sequence: Sequence) -> None:
+    def _release_shared(self, sequence: LiveSequence) -> None:
         """Give up what a filter pass shares with others."""
         for share in sequence.shared:
             self.pool.release(share.span)
         sequence.shared = ()
 
 
-def _decode_row(sequence: Sequence) -> DecodeRow:
+def _decode_row(sequence: LiveSequence) -> DecodeRow:
     slot = sequence.next_slot
     return DecodeRow(
         sequence=sequence.order,

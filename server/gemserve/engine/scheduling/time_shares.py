@@ -18,11 +18,10 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 
 # Most seconds of a step, decode or reading, while another tenant's request may come at any time:
 # it waits for the step's end.
@@ -129,7 +128,9 @@ class Presence:
         return len(self._counts.keys() | self._left_s.keys()) > 1
 
 
-def loads_of(sequences: Iterable[Sequence], is_decoding: Callable[[Sequence], bool]) -> list[Load]:
+def loads_of(
+    sequences: Iterable[LiveSequence], is_decoding: Callable[[LiveSequence], bool]
+) -> list[Load]:
     """The load of each tenant that has sequences."""
     decoding: Counter[bytes] = Counter()
     unread: Counter[bytes] = Counter()
@@ -140,7 +141,7 @@ def loads_of(sequences: Iterable[Sequence], is_decoding: Callable[[Sequence], bo
 
 
 def divide(
-    loads: Items[Load], seconds_of: Callable[[int], float], reading_of: Callable[[Load], float]
+    loads: Sequence[Load], seconds_of: Callable[[int], float], reading_of: Callable[[Load], float]
 ) -> Portion:
     """What a cycle may have while several tenants have work, or may have some at any time.
 
@@ -197,7 +198,7 @@ class Turns:
         self._numbers = itertools.count()
         self._joined = 0.0  # the others' sequences are in the step in which it becomes 1
 
-    def choose(self, decoding: Items[Sequence], portion: Portion) -> list[Sequence]:
+    def choose(self, decoding: Sequence[LiveSequence], portion: Portion) -> list[LiveSequence]:
         """At most `portion.rows` sequences of each tenant, first those that have waited longest.
 
         In a part of the steps they are all of the tenant with the least to do: `portion.joined`.
@@ -207,7 +208,7 @@ class Turns:
             decoding = [s for s in decoding if s.request.tenant == portion.least] or decoding
         else:
             self._joined -= 1.0
-        of_tenants: Mapping[bytes, list[Sequence]] = defaultdict(list)
+        of_tenants: Mapping[bytes, list[LiveSequence]] = defaultdict(list)
         for sequence in decoding:
             of_tenants[sequence.request.tenant].append(sequence)
         taken: set[int] = set()
@@ -223,7 +224,7 @@ def _num_rows(counts: Iterable[int], most: int) -> int:
     return sum(min(count, most) for count in counts)
 
 
-def _level(counts: Items[int], limit_s: float, seconds_of: Callable[[int], float]) -> int:
+def _level(counts: Sequence[int], limit_s: float, seconds_of: Callable[[int], float]) -> int:
     """The most sequences of each tenant, at least 1, with which a step takes `limit_s` at most."""
     low, high = 1, max(counts)
     while low < high:

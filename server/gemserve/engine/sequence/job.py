@@ -8,7 +8,7 @@ from gemserve.contract.events import Event
 from gemserve.contract.filter_plan import FilterReason
 from gemserve.contract.requests import Request
 from gemserve.decoding.detokenize import TextStream
-from gemserve.engine.sequence.sequence import Sequence
+from gemserve.engine.sequence.sequence import LiveSequence
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Job:
     """
 
     request: Request
-    sequence: Sequence
+    sequence: LiveSequence
     text: TextStream
     reason: FilterReason | None
     started_s: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gemserve.cost import ModelShape
-from gemserve.engine.sequence.sequence import Sequence, State
+from gemserve.engine.sequence.sequence import LiveSequence, State
 
 Phase = Literal["queue", "filter", "prefill"]
 _PHASES: dict[State, Phase] = {
@@ -42,7 +42,7 @@ class Progress:
 
 
 def find_progress(
-    sequence: Sequence,
+    sequence: LiveSequence,
     shape: ModelShape,
     *,
     running_s: float,
@@ -79,7 +79,7 @@ def find_progress(
     )
 
 
-def _divide(sequence: Sequence, shape: ModelShape, tokens: int) -> tuple[float, float]:
+def _divide(sequence: LiveSequence, shape: ModelShape, tokens: int) -> tuple[float, float]:
     """FLOPs done and left until the first token, if the current pass has read `tokens`."""
     is_filtering = sequence.state is State.FILTERING
     taken_over = sequence.num_cached if is_filtering else sequence.num_reused
@@ -97,7 +97,7 @@ def _divide(sequence: Sequence, shape: ModelShape, tokens: int) -> tuple[float, 
     return done + shape.filter_chunk(cached, num_read - cached, layer), left
 
 
-def _flops(sequence: Sequence, shape: ModelShape, start: int, stop: int) -> float:
+def _flops(sequence: LiveSequence, shape: ModelShape, start: int, stop: int) -> float:
     """FLOPs of tokens start..stop−1 of the current pass."""
     if sequence.state is State.FILTERING:
         assert sequence.filter_layer is not None

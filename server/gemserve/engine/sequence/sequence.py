@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,7 +32,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class LiveSequence:
     """A request and how far it has come.
 
     `num_kept`: tokens the answer is generated from; before a filter has chosen, the plan's number.
@@ -51,9 +50,9 @@ class Sequence:
     open_tokens: int = 0  # tokens of a chunk that has begun and has not finished
     open_s: float = 0.0  # how long that chunk's pass has run
     num_kept: int = field(init=False)
-    ids: Ids[int] = field(init=False)
+    ids: Sequence[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
-    chosen: Ids[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
+    chosen: Sequence[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
     shared: tuple[Share, ...] = ()
     room: WindowRoom | None = None
@@ -71,7 +70,7 @@ class Sequence:
     # `found` of the other way to read it, filtered or whole: many long prompts may wait
     _found_else: tuple[int, CachedDocument | None, int] | None = None
     _tokens: Tokens | None = None
-    _kept: tuple[Ids[int], Tokens] | None = None
+    _kept: tuple[Sequence[int], Tokens] | None = None
     _cache_key: CacheKey | None = None
     _in_common: dict[tuple[int, bool], int] = field(default_factory=dict)  # `num_common_with`
 
@@ -213,7 +212,7 @@ class Sequence:
             return min(self.plan.rows, default=0)
         return self.num_kept - 1 if self.request.prompt_logprobs is None else 0
 
-    def num_common_with(self, other: Sequence) -> int:
+    def num_common_with(self, other: LiveSequence) -> int:
         """How many tokens that it may leave out another sequence's pass of the same key has."""
         memo = other.order, self.is_whole or self.begins_alike
         count = self._in_common.get(memo)
@@ -340,7 +339,9 @@ class Sequence:
         return max(self.reading_units(layout, num_shared), self.kept_units(layout))
 
 
-def check_capacity(sequence: Sequence, num_units: int, layout: KVLayout, unit_bytes: int) -> None:
+def check_capacity(
+    sequence: LiveSequence, num_units: int, layout: KVLayout, unit_bytes: int
+) -> None:
     """Raise `CapacityExceeded` if a new sequence needs more than all of the KV memory."""
     needed_units = sequence.reserved_units(layout)
     if needed_units > num_units:

@@ -7,8 +7,7 @@ in another process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -136,9 +135,9 @@ class Kept:
     passages, the best first.
     """
 
-    positions: Ids[int]
-    ids: Ids[int]
-    added: Ids[int] = ()
+    positions: Sequence[int]
+    ids: Sequence[int]
+    added: Sequence[int] = ()
     coverage: float | None = None
     is_diffuse: bool = False
     has_failed: bool = False
@@ -186,7 +185,7 @@ class StepOutput:
 
     is_chunk_done: bool = True
     taken_s: float = 1.0
-    tokens: Mapping[int, Ids[int]] = field(default_factory=dict)
+    tokens: Mapping[int, Sequence[int]] = field(default_factory=dict)
     kept: Mapping[int, Kept] = field(default_factory=dict)
     failed_filters: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()

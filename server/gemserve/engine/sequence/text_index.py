@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Ids
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -28,7 +27,9 @@ class TextIndex:
         """How likely a token is to be drawn if the text has it next, by what was drawn so far."""
         return (self._hits + 1) / (self._hits + self._misses + 2)
 
-    def look(self, ids: Ids[int], generated: Ids[int], most: int, end_ids: Collection[int]) -> None:
+    def look(
+        self, ids: Sequence[int], generated: Sequence[int], most: int, end_ids: Collection[int]
+    ) -> None:
         """Note in `found` what the text has behind its newest tokens: at most `most` tokens.
 
         `ids`, `generated`: the text, of which only what is new is read. Tokens of `end_ids` are
@@ -44,7 +45,7 @@ class TextIndex:
         ends = (index for index, token in enumerate(following) if token in end_ids)
         self.found = tuple(following[: next(ends, most)])
 
-    def learn(self, drawn: Ids[int], num_proposed: int) -> None:
+    def learn(self, drawn: Sequence[int], num_proposed: int) -> None:
         """Compare what was found with the tokens that came, of which the first counts anyway."""
         checked, self.found = self.found[: max(1, num_proposed)], ()
         if not checked:
@@ -56,7 +57,7 @@ class TextIndex:
         self._hits += min(len(checked), len(drawn)) if hits is None else hits
         self._misses += hits is not None
 
-    def _append(self, tokens: Ids[int]) -> None:
+    def _append(self, tokens: Sequence[int]) -> None:
         stop = self._length + len(tokens)
         if stop > len(self._ids):
             self._ids = np.resize(self._ids, stop + stop // 4 + 64)

@@ -13,7 +13,7 @@ from gemserve.adapters.kinds import load_adapter
 from gemserve.config import EngineConfig
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd
-from gemserve.engine.scheduling.time_shares import Load, Portion
+from gemserve.engine.scheduling.time_shares import Portion, TenantLoad
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
@@ -155,7 +155,7 @@ class RandomPace:
         num_tokens = 4096 if self._rng is None else self._rng.choice((1, 100, 200, 400))
         return self._token_cost * num_tokens
 
-    def divide(self, loads: Sequence[Load]) -> Portion:
+    def divide(self, loads: Sequence[TenantLoad]) -> Portion:
         """Some of the sequences are left out of a step."""
         return Portion(4 if self._rng is None else self._rng.choice((1, 2, 8)), None)
 

@@ -43,7 +43,7 @@ from gemserve.ranges import as_ranges
 # Processes that tests start import the fake core alone, without torch and transformers: what the
 # application needs is imported where it is used.
 if TYPE_CHECKING:
-    from gemserve.adapters.store import AdapterStore
+    from gemserve.adapters.adapter_store import AdapterStore
     from gemserve.api.serving import Serving
 
 MODEL = "fake"
@@ -318,7 +318,7 @@ def serving_over(
     """The real engine and prompt builder over a fake core."""
     import torch
 
-    from gemserve.adapters.store import AdapterStore
+    from gemserve.adapters.adapter_store import AdapterStore
     from gemserve.api.requests.request_builder import RequestBuilder
     from gemserve.api.serving import Serving, watchdog_of
     from gemserve.decoding.grammar import Grammars

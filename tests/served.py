@@ -15,7 +15,7 @@ import httpx
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
-from gemserve.http_server.server import HttpServer, http_server
+from gemserve.http_server.draining_server import HttpServer, http_server
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve_lab.tasks.haystack import draw_filler
 from tests.fakes import parse_metrics, wait_for

@@ -30,7 +30,7 @@ from gemserve.cost import ModelShape
 from gemserve_client.load_test import result_line
 from gemserve_client.load_test.text_table import aligned
 from gemserve_fleet.replicas.routing import Reading
-from gemserve_fleet.simulator.load import Arrival, Load, arrivals
+from gemserve_fleet.simulator.load import Arrival, OfferedLoad, arrivals
 from gemserve_fleet.simulator.policies import POLICIES
 from gemserve_fleet.simulator.replica import ReplicaMemory
 from gemserve_fleet.simulator.request_cost import RequestCost, request_cost
@@ -65,22 +65,22 @@ COLOURS = {
 class Question:
     """A load, the tokens of each prompt, and the time within which 95% get their first token."""
 
-    load: Load
+    load: OfferedLoad
     num_tokens: int
     ttft_p95_s: float
 
 
 QUESTIONS = {
     "64k": Question(
-        load=Load(requests_per_s=1_000_000 / 86_400), num_tokens=65_536, ttft_p95_s=10.0
+        load=OfferedLoad(requests_per_s=1_000_000 / 86_400), num_tokens=65_536, ttft_p95_s=10.0
     ),
     # Of agents' traces, 0.86 to 0.97 has been sent before.
     "64k-repeated": Question(
-        load=Load(requests_per_s=1_000_000 / 86_400, new_share=0.1),
+        load=OfferedLoad(requests_per_s=1_000_000 / 86_400, new_share=0.1),
         num_tokens=65_536,
         ttft_p95_s=10.0,
     ),
-    "1m": Question(load=Load(requests_per_s=1 / 60), num_tokens=1_000_000, ttft_p95_s=60.0),
+    "1m": Question(load=OfferedLoad(requests_per_s=1 / 60), num_tokens=1_000_000, ttft_p95_s=60.0),
 }
 _ROUTED = "64k-repeated"  # the load of which the picture shows the ways of routing
 _SIZES = (0.8, 0.9, 1.0, 1.15, 1.35, 1.6, 2.0)  # of the smallest fleet

@@ -50,8 +50,8 @@ from gemserve.synthetic.meaning_facts import PROSE_KINDS, meaning_facts
 from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve_library.asking import question_text
 from gemserve_library.in_process import LibrariesOf
+from gemserve_library.library import Library
 from gemserve_library.search import score_windows
-from gemserve_library.store import Library
 from gemserve_library.vectors import queries_of
 from gemserve_train.evaluation.answer_rules import interval
 

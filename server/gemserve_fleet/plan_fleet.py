@@ -15,7 +15,7 @@ from gemserve.cli.options import choice, number, read_value
 from gemserve.cli.plan import PlannedRequest
 from gemserve.cli.tables import aligned
 from gemserve.errors import ConfigError
-from gemserve_fleet.simulator.load import Load, arrivals
+from gemserve_fleet.simulator.load import OfferedLoad, arrivals
 
 if TYPE_CHECKING:  # a plan for one prompt does without
     from gemserve_fleet.replicas.routing import Reading
@@ -148,7 +148,7 @@ def plan_fleet(arguments: argparse.Namespace, request: PlannedRequest) -> dict[s
         filtered=given["filter_tokens_per_s"],
         decode=given["decode_steps_per_s"],
     )
-    load = Load(
+    load = OfferedLoad(
         requests_per_s=given["requests_per_day"] / 86_400,
         documents=given["documents"],
         zipf=given["zipf"],

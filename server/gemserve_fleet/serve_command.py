@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, engine, server, traces = serve.read_settings(arguments, num_replicas, check)
     log_config = set_up_logs(server.log_format)
     engine = serve.fitting(model, engine, num_replicas)
-    from gemserve_fleet.replicas.server import serve_replicas
+    from gemserve_fleet.replicas.serve_replicas import serve_replicas
 
     if traces is not None:  # each replica opens its own
         traces.shut_down()

@@ -24,7 +24,7 @@ from gemserve.files.file_text import (
 )
 from gemserve_library.cutting import CutWindow, cut_file
 from gemserve_library.keys_file import rounded_keys
-from gemserve_library.store import Library, StoredFile
+from gemserve_library.library import Library, StoredFile
 from gemserve_library.vectors import Run, VectorRequests, keys_of
 
 log = logging.getLogger("gemserve_library")
@@ -45,7 +45,7 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """A file to add. `load`: its bytes; raises `NoText`. `modified_ns`: -1 if nobody knows."""
 
     path: str
@@ -54,14 +54,14 @@ class Source:
     modified_ns: int = -1
 
     @staticmethod
-    def of_file(path: Path) -> Source:
+    def of_file(path: Path) -> FileSource:
         try:
             stat = path.stat()
         except OSError:
-            return Source(str(path), lambda: read_bytes(path))
+            return FileSource(str(path), lambda: read_bytes(path))
         if not S_ISREG(stat.st_mode):  # a pipe would be waited for
-            return Source(str(path), _no_file)
-        return Source(str(path), lambda: read_bytes(path), stat.st_size, stat.st_mtime_ns)
+            return FileSource(str(path), _no_file)
+        return FileSource(str(path), lambda: read_bytes(path), stat.st_size, stat.st_mtime_ns)
 
 
 def _no_file() -> bytes:
@@ -90,7 +90,7 @@ class Adder:
         self._outdated: list[str] = []  # files that now have something that cannot be added
         self.added = Added()
 
-    def add(self, sources: Iterable[Source]) -> Iterator[Added]:
+    def add(self, sources: Iterable[FileSource]) -> Iterator[Added]:
         """Add all, and yield what has been done so far, again and again.
 
         A file that is as it was when it was added is not read again, and of a changed one only the
@@ -111,7 +111,7 @@ class Adder:
             self._library.remove_files(self._outdated)
         yield self.added
 
-    def _skip(self, source: Source, error: NoText | RequestError) -> None:
+    def _skip(self, source: FileSource, error: NoText | RequestError) -> None:
         self._pending = [pending for pending in self._pending if pending.is_whole]
         reason = str(error)
         is_on_disk = source.modified_ns >= 0 and not isinstance(error, Unreadable)
@@ -120,7 +120,7 @@ class Adder:
             reason += "; what it had before is removed"
         self.added.skipped.append((source.path, reason))
 
-    def _add(self, source: Source) -> Iterator[Added]:
+    def _add(self, source: FileSource) -> Iterator[Added]:
         try:
             source.path.encode()
         except UnicodeEncodeError:
@@ -207,7 +207,7 @@ def add_files(
     requests: VectorRequests,
     tokenizer: Any,
     run: Run,
-    sources: Iterable[Source],
+    sources: Iterable[FileSource],
 ) -> Generator[Added, None, None]:
     """Be the only writer, add all files, and erase what no file needs any more.
 

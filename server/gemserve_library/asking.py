@@ -13,8 +13,8 @@ from gemserve.contract.requests import Request
 from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.encoding import decode
 from gemserve_library.excerpts import join
+from gemserve_library.library import Library
 from gemserve_library.search import search
-from gemserve_library.store import Library
 from gemserve_library.vectors import VectorRequests, queries_of
 
 

@@ -18,7 +18,7 @@ from gemserve_library.folders import add_place, existing_folder, folder_of, name
 if TYPE_CHECKING:
     from gemserve_library.adding import Added
     from gemserve_library.finding import LeftOut
-    from gemserve_library.store import Library
+    from gemserve_library.library import Library
 
 _CLEAR = "\r\x1b[K"
 _SHOWN_SKIPPED = 20
@@ -52,8 +52,8 @@ def add_command(commands: Any) -> None:
 def run_add(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.name, arguments.library_dir)
     from gemserve_library.finding import LeftOut, find_files
+    from gemserve_library.library import DATABASE, remove_library
     from gemserve_library.reading_time import expect
-    from gemserve_library.store import DATABASE, remove_library
 
     left_out = LeftOut()
     files = list(find_files(arguments.paths, left_out))  # before a model is loaded
@@ -163,7 +163,7 @@ def describe(library: Library) -> str:
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    from gemserve_library.store import Library
+    from gemserve_library.library import Library
 
     parent = arguments.library_dir
     if arguments.name is not None:
@@ -184,7 +184,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    from gemserve_library.store import Library, remove_library
+    from gemserve_library.library import Library, remove_library
 
     folder = existing_folder(arguments.name, arguments.library_dir)
     if not arguments.paths:

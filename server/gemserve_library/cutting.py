@@ -21,7 +21,7 @@ from gemserve.filtering.window_cuts import cut_windows, window_name
 from gemserve.prompting.encoding import encode, token_edges
 from gemserve.prompting.excerpt_tokens import encode_alone
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve_library.store import StoredWindow
+from gemserve_library.library import StoredWindow
 
 _SECTION = 1 << 17  # characters of a section at least; most have twice as many
 _LONGEST = 1 << 19

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gemserve.contract.filter_options import LIBRARY_NAME
 from gemserve.errors import LibraryError, shown
-from gemserve_library.store import DATABASE
+from gemserve_library.library import DATABASE
 
 _NAME = re.compile(LIBRARY_NAME)
 _LISTED = 20  # libraries in a message

@@ -26,10 +26,10 @@ from gemserve.llm import LLM
 from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.prompt import Prompt, chat_prompt, text_prompt
 from gemserve.prompting.tools import Message
-from gemserve_library.adding import Added, Source, add_files
+from gemserve_library.adding import Added, FileSource, add_files
 from gemserve_library.asking import find_excerpts
 from gemserve_library.finding import find_files
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 from gemserve_library.vectors import NO_HEADS, VectorRequests, vector_requests
 
 
@@ -62,7 +62,7 @@ class LibrariesOf:
 
         Raises `LibraryError`.
         """
-        sources = map(Source.of_file, find_files(paths))
+        sources = map(FileSource.of_file, find_files(paths))
         llm = self._llm
         return add_files(library, self.vectors, llm.tokenizer, llm.run_to_end, sources)
 

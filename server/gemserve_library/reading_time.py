@@ -10,7 +10,7 @@ from typing import Any
 
 from gemserve.files.file_text import is_plain
 from gemserve.files.plain_text import NotText, decode
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 
 _SAMPLES = 8  # of the largest files, whose tokens for a byte stand for all
 _SAMPLE_BYTES = 1 << 14

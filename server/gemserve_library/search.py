@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gemserve.contract.filter_options import CANDIDATES
 from gemserve.contract.filter_plan import QueriesRead
 from gemserve.filtering.word_ranks import fused
+from gemserve_library.library import Index, Library, StoredFile, StoredWindow
 from gemserve_library.scan import attention_to_windows
-from gemserve_library.store import Index, Library, StoredFile, StoredWindow
 
 # How much the order by attention counts at least beside that by words: a question that has not seen
 # a window finds less than one that is read behind it.

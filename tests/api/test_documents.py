@@ -14,7 +14,7 @@ import httpx
 import pytest
 from anyio import from_thread
 
-from gemserve.api.documents.store import ID_PATTERN
+from gemserve.api.documents.document_store import ID_PATTERN
 from tests.chat_templates import FAMILIES, shaped_like
 from tests.fakes import (
     CHAT,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.choice import ReplyChoice
 from gemserve.api.routes import warm_up
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from tests.fakes import COMPLETIONS, Api, FakeCore, api_over, data_of, parse_metrics, wait_for_async
@@ -39,7 +39,7 @@ async def test_a_bug_while_a_request_is_parsed(api: Api, monkeypatch: pytest.Mon
 
 
 async def test_a_stream_that_cannot_be_built(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "add", fail)
+    monkeypatch.setattr(ReplyChoice, "add", fail)
     reply = await api.post(COMPLETIONS, stream=True)
     assert "could not be built" in data_of(reply)[-1]["error"]["message"]
     assert counted(await api.metrics())["stream"] == 1

@@ -25,7 +25,7 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import Serving, build_serving
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
-from gemserve.http_server.server import HttpServer, http_server
+from gemserve.http_server.draining_server import HttpServer, http_server
 from gemserve.model.loader import place
 from tests import adapters, models
 from tests.cores import core_over

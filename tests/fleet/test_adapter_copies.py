@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gemserve.adapters import store as store_module
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel
 from gemserve_fleet.replicas.ingress import create_ingress

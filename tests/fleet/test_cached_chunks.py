@@ -10,7 +10,7 @@ import pytest
 from gemserve.contract.reading_notes import CacheEntry, HeldPart, ReadingNotes
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
-from gemserve.engine.memory import MemoryPool, Share
+from gemserve.engine.memory import MemoryPool, MemoryShare
 from gemserve_fleet.replicas.cached_chunks import CachedChunks, split_keys
 from gemserve_fleet.replicas.replica_choice import RoutingHints, by_cost, route_of
 from gemserve_fleet.replicas.replica_reports import QueueReport, ReplicaReports, report_of
@@ -92,7 +92,7 @@ def test_an_entry_outlives_its_document() -> None:
     span = pool.allocate(600)
     assert span is not None
     key = CacheKey(b"", None, 1)
-    cache.add(key, tokens, (Share(span, 300, 300),))
+    cache.add(key, tokens, (MemoryShare(span, 300, 300),))
     (document,) = cache.documents
     entry = document.entry
     assert not entry.is_dropped

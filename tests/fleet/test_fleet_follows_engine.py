@@ -21,8 +21,8 @@ from gemserve.engine.scheduling.pace import Crowd, Pace
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput, StepPlan
-from gemserve_fleet.simulator.load import Arrival, Load, arrivals
-from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
+from gemserve_fleet.simulator.load import Arrival, OfferedLoad, arrivals
+from gemserve_fleet.simulator.replica import Replica, ReplicaMemory, SimulatedJob
 from gemserve_fleet.simulator.request_cost import RequestCost
 
 LAYERS, FILTER_LAYER = 8, 2
@@ -162,7 +162,7 @@ def _run_simulated(
         ReplicaMemory(kv_bytes=capacity, cache_bytes=cache_units, step_target_s=TARGET_S),
     )
     jobs = [
-        Job(n, arrival.document, (str(arrival.document).encode(),), arrival.time_s)
+        SimulatedJob(n, arrival.document, (str(arrival.document).encode(),), arrival.time_s)
         for n, arrival in enumerate(arriving)
     ]
     for job in jobs:
@@ -203,7 +203,7 @@ def test_a_simulated_replica_takes_as_long_as_the_scheduler(
     """
     cost = _cost(is_filtered)
     capacity = places * cost.peak_bytes
-    rate = Load(requests_per_s=load / cost.reading_s(0), new_share=1.0)
+    rate = OfferedLoad(requests_per_s=load / cost.reading_s(0), new_share=1.0)
     arriving = list(arrivals(rate, 200, seed=3))
     engine = _run_engine(arriving, capacity, is_filtered)
     simulated = _run_simulated(arriving, capacity, is_filtered)
@@ -217,7 +217,7 @@ def test_a_simulated_replica_finds_as_much_in_its_cache(load: float, cached: int
     cost = _cost(is_filtered=True)
     cache_units = cached * cost.piece_bytes
     capacity = 2 * cache_units
-    rate = Load(requests_per_s=load / cost.reading_s(0), documents=30, new_share=0.3)
+    rate = OfferedLoad(requests_per_s=load / cost.reading_s(0), documents=30, new_share=0.3)
     arriving = list(arrivals(rate, 300, seed=4))
     engine = _run_engine(arriving, capacity, True, cache_units)
     simulated = _run_simulated(arriving, capacity, True, cache_units)

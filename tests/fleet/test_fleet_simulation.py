@@ -12,10 +12,10 @@ import pytest
 from gemserve.accelerators import DEVICES
 from gemserve.cost import ModelShape
 from gemserve_fleet.replicas.routing import Reading
-from gemserve_fleet.simulator.load import Arrival, Load, arrivals
+from gemserve_fleet.simulator.load import Arrival, OfferedLoad, arrivals
 from gemserve_fleet.simulator.piece_cache import PieceCache
 from gemserve_fleet.simulator.policies import POLICIES
-from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
+from gemserve_fleet.simulator.replica import Replica, ReplicaMemory, SimulatedJob
 from gemserve_fleet.simulator.request_cost import MeasuredSpeeds, RequestCost, request_cost
 from gemserve_fleet.simulator.simulation import Outcome, simulate
 from gemserve_fleet.simulator.sizing import smallest_fleet
@@ -53,7 +53,7 @@ WEIGHTS = 16_060_522_496
 
 
 def _load(requests_per_s: float, num_requests: int = 2_000, **fields: float) -> list[Arrival]:
-    load = replace(Load(requests_per_s=requests_per_s), **fields)  # type: ignore[arg-type]
+    load = replace(OfferedLoad(requests_per_s=requests_per_s), **fields)  # type: ignore[arg-type]
     return list(arrivals(load, num_requests, seed=1))
 
 
@@ -147,7 +147,7 @@ def test_a_large_cache_hits_whatever_was_sent_before() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_has_the_same_outcome(policy: str) -> None:
     assert _load(4.0) == _load(4.0)
-    assert _load(4.0) != list(arrivals(Load(requests_per_s=4.0), 2_000, seed=2))
+    assert _load(4.0) != list(arrivals(OfferedLoad(requests_per_s=4.0), 2_000, seed=2))
     assert _outcome(_load(4.0, 400), policy=policy) == _outcome(_load(4.0, 400), policy=policy)
 
 
@@ -157,7 +157,7 @@ def test_memory_is_never_exceeded() -> None:
     replica = Replica(COST, memory)
     random = Random(0)
     now_s, most_cached, most_held = 0.0, 0, 0
-    finished: list[Job] = []
+    finished: list[SimulatedJob] = []
     for number in range(500):
         now_s += random.expovariate(4)
         while (event_s := replica.next_event_s()) <= now_s:
@@ -167,7 +167,7 @@ def test_memory_is_never_exceeded() -> None:
         finished += replica.advance(now_s)
         document = random.randrange(6)
         keys = tuple(f"{document}/{piece}".encode() for piece in range(8))
-        replica.submit(Job(number, document, keys, now_s))
+        replica.submit(SimulatedJob(number, document, keys, now_s))
         assert replica.cache.used + replica.held_bytes <= memory.kv_bytes
         most_cached = max(most_cached, replica.cache.used)
         most_held = max(most_held, replica.held_bytes)

@@ -14,7 +14,7 @@ from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve_fleet.replicas.window_shares import GroupToRead, Share, request_for, share_of
+from gemserve_fleet.replicas.window_shares import GroupToRead, WindowShare, request_for, share_of
 from tests.model.test_windows import NAMES, answer, core_of, ids_of, request
 
 TOKENS = 200_000  # of the KV memory
@@ -42,7 +42,7 @@ def lending(core: Core, ids: list[int], **fields: Any) -> Request:
     return replace(made, lent_groups=tuple(range(0, len(made.plan.windows.groups), 2)))
 
 
-def read_group(core: Core, share: Share, group: GroupToRead) -> WindowsRead:
+def read_group(core: Core, share: WindowShare, group: GroupToRead) -> WindowsRead:
     """What a peer with this core answers."""
     share, group = pickle.loads(pickle.dumps((share, group)))
     (last,) = core.run_alone(request_for(share, group, None))

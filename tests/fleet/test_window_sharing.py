@@ -35,7 +35,7 @@ from gemserve_fleet.replicas.relayed_app import RelayedApp
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from gemserve_fleet.replicas.share_reading import ShareReader
 from gemserve_fleet.replicas.staged_adapters import StagedAdapters
-from gemserve_fleet.replicas.window_shares import FromPeer, Refused, Share, assign_groups
+from gemserve_fleet.replicas.window_shares import FromPeer, Refused, WindowShare, assign_groups
 from gemserve_fleet.replicas.window_sharing import LEAST_GROUPS, WindowSharing
 from tests import adapters
 from tests.fakes import CHAT, parse_metrics, wait_for_async
@@ -71,7 +71,7 @@ class Member:
     reader: ShareReader = field(init=False)
     conduct: Conduct = "reads"
     is_ready: bool = True
-    shares: list[Share] = field(default_factory=list)
+    shares: list[WindowShare] = field(default_factory=list)
     num_open: int = 0
 
     async def ask(self, text: str, path: str = CHAT, **fields: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class MemberPeers:
     def names(self) -> Sequence[str]:
         return [name for name, member in self._fleet.items() if member.is_ready]
 
-    async def read(self, peer: str, share: Share) -> AsyncGenerator[FromPeer, None]:
+    async def read(self, peer: str, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
         member, num_sent = self._fleet[peer], 0
         member.shares.append(pickle.loads(pickle.dumps(share)))
         member.num_open += 1

@@ -224,7 +224,7 @@ def test_connections_leave_descriptors_for_replies(tmp_path: Path) -> None:
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "from gemserve.config import ServerConfig\n"
-        "from gemserve.http_server.server import http_server\n"
+        "from gemserve.http_server.draining_server import http_server\n"
         "async def app(scope, receive, send):\n"
         "    if scope['type'] != 'http': return\n"
         "    await send({'type': 'http.response.start', 'status': 200,\n"

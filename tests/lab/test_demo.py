@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gemserve.errors import ModelError
+from gemserve_lab.demo.demo_server import Result
 from gemserve_lab.demo.document import HiddenFact, natural_document, synthetic_document
 from gemserve_lab.demo.output import KeptPassages, print_kept, print_savings, print_table
 from gemserve_lab.demo.run import default_model, is_right
-from gemserve_lab.demo.server import Result
 
 HIDDEN = HiddenFact(
     document="One. The harp is in the attic. Two.",

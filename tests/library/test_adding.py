@@ -19,11 +19,11 @@ import pytest
 from gemserve.errors import LibraryError
 from gemserve.files import file_text
 from gemserve.files.file_text import FileText
-from gemserve_library.adding import Source, add_files
+from gemserve_library.adding import FileSource, add_files
 from gemserve_library.cutting import cut_file, sections
 from gemserve_library.finding import LeftOut, find_files
 from gemserve_library.ignore_rules import IgnoreRules
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 from tests.library.worlds import (
     IDENTITY,
     FakeReader,
@@ -62,11 +62,11 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, tokenizer: Any) -> 
     path = tmp_path / "x.txt"
     path.write_text(paragraphs(40))
     library = open_library(tmp_path / "a")
-    assert add(library, tokenizer, [Source.of_file(path)]).files == 1
+    assert add(library, tokenizer, [FileSource.of_file(path)]).files == 1
     os.utime(path)  # another time, the same content
     for _ in range(2):
         reader = FakeReader()
-        done = add(library, tokenizer, [Source.of_file(path)], reader)
+        done = add(library, tokenizer, [FileSource.of_file(path)], reader)
         assert (done.files, done.unchanged, reader.num_tokens) == (0, 1, 0)
 
 
@@ -134,14 +134,14 @@ def test_tiny_files_are_read_together(tmp_path: Path, tokenizer: Any) -> None:
         (folder / f"{i:05}").write_text(f"The code of locker {i} is {i * 7919}.")
     writes: list[str] = []
     library._connection.set_trace_callback(writes.append)
-    done = add(library, tokenizer, map(Source.of_file, find_files([str(folder)])), reader)
+    done = add(library, tokenizer, map(FileSource.of_file, find_files([str(folder)])), reader)
     library._connection.set_trace_callback(None)
     assert done.files == 2000
     assert reader.num_requests < 20
     assert sum(each.startswith("COMMIT") for each in writes) < 60
     assert len(library.index().ids) == 2000
     assert library.num_bytes < 2000 * 4096
-    again = add(library, tokenizer, map(Source.of_file, find_files([str(folder)])), reader)
+    again = add(library, tokenizer, map(FileSource.of_file, find_files([str(folder)])), reader)
     assert (again.files, again.unchanged) == (0, 2000)
 
 
@@ -151,7 +151,7 @@ def test_a_long_file_takes_memory_in_proportion(tmp_path: Path, tokenizer: Any) 
     size = path.write_text(paragraphs(10_000))
     tracemalloc.start()
     try:
-        done = add(library, tokenizer, [Source.of_file(path)])
+        done = add(library, tokenizer, [FileSource.of_file(path)])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -165,7 +165,7 @@ def test_a_file_above_the_limit_is_left_out_unopened(
     monkeypatch.setattr(file_text, "MOST_BYTES", 1000)
     (tmp_path / "long.txt").write_text(paragraphs(20))
     (tmp_path / "packed.gz").write_bytes(gzip.compress(paragraphs(20).encode()))
-    sources = [Source.of_file(tmp_path / name) for name in ("long.txt", "packed.gz")]
+    sources = [FileSource.of_file(tmp_path / name) for name in ("long.txt", "packed.gz")]
     done = add(open_library(tmp_path / "a"), tokenizer, [*sources, text_source("x", "A ferry.")])
     reasons = [reason for _, reason in done.skipped]
     assert reasons[0].endswith("bytes, the limit is 1,000; split it")
@@ -188,7 +188,7 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path: Path, tokenizer: Any) ->
     for name, content in contents.items():
         (tmp_path / "f" / name).write_bytes(content)
     library = open_library(tmp_path / "a")
-    done = add(library, tokenizer, map(Source.of_file, find_files([str(tmp_path / "f")])))
+    done = add(library, tokenizer, map(FileSource.of_file, find_files([str(tmp_path / "f")])))
     left_out = {Path(path).name: reason for path, reason in done.skipped}
     assert left_out.keys() == {"binary", "empty", "blank.txt", "packed.gz", "fake.pdf"}
     assert left_out["binary"].startswith("is no text (10.")
@@ -211,7 +211,7 @@ def test_a_file_with_an_odd_name_or_no_content_leaves_out_itself_alone(
     os.mkfifo(folder / "pipe")
     library = open_library(tmp_path / "library")
     named = [*find_files([str(folder)]), folder / "pipe"]
-    done = add(library, tokenizer, [Source.of_file(path) for path in named])
+    done = add(library, tokenizer, [FileSource.of_file(path) for path in named])
     assert [Path(file.path).name for file in library.files()] == ["good.txt"]
     assert [reason for _, reason in done.skipped] == ["has a name that is not UTF-8", "is no file"]
 
@@ -224,16 +224,16 @@ def test_a_file_that_changed_into_no_text_loses_what_was_stored(
     library = open_library(tmp_path / "library")
     path = tmp_path / "notes.txt"
     path.write_text("The ferry leaves at nine.")
-    add(library, tokenizer, [Source.of_file(path)])
+    add(library, tokenizer, [FileSource.of_file(path)])
     assert len(library.files()) == 1
     path.write_bytes(content)
     os.utime(path, ns=(1, 1))
-    done = add(library, tokenizer, [text_source("other", paragraphs(5)), Source.of_file(path)])
+    done = add(library, tokenizer, [text_source("other", paragraphs(5)), FileSource.of_file(path)])
     assert [file.path for file in library.files()] == ["other"]
     assert done.skipped[0][1].endswith("; what it had before is removed")
     assert not library.damaged
     path.unlink()  # now nobody knows what it has
-    add(library, tokenizer, [Source.of_file(path)])
+    add(library, tokenizer, [FileSource.of_file(path)])
 
 
 def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(

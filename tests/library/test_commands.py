@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemserve.cli.main import main
+from gemserve_library.library import DATABASE, Library
 from gemserve_library.reading_time import duration
-from gemserve_library.store import DATABASE, Library
 from tests.library.worlds import IDENTITY, open_library, paragraphs
 from tests.pdfs import pdf_of
 

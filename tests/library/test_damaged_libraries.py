@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gemserve.engine.core import Core
-from gemserve_library.store import DATABASE
+from gemserve_library.library import DATABASE
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.worlds import paragraphs
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gemserve.engine.core import Core
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 from tests.pdfs import pdf_of

@@ -17,7 +17,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.running import index_vectors
 from gemserve.llm import LLM
 from gemserve_library.in_process import LibrariesOf
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 from tests.library.worlds import paragraphs
 
 NOTES = f"# Boats\n\n{paragraphs(60)}\n\n## Ferries\n\nThe ferry to Malmo leaves at nine.\n\n"

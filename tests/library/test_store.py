@@ -16,7 +16,7 @@ import pytest
 
 from gemserve.errors import LibraryBusy, LibraryError, OtherModel
 from gemserve_library.keys_file import KeysFile, rounded_keys
-from gemserve_library.store import DATABASE, Library, remove_library
+from gemserve_library.library import DATABASE, Library, remove_library
 from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
 
 SECRET = "zanzibarcode"
@@ -262,7 +262,7 @@ def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any)
 def test_gaps_are_closed_when_they_are_large(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemserve_library.store._WASTE", 100)
+    monkeypatch.setattr("gemserve_library.library._WASTE", 100)
     library = open_library(tmp_path / "a")
     sources = [text_source(str(i), paragraphs(30, f"w{i}")) for i in range(4)]
     add(library, tokenizer, sources)

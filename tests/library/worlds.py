@@ -12,9 +12,9 @@ from gemserve.contract.events import Finished
 from gemserve.contract.filter_plan import KeysRead
 from gemserve.contract.prompt_parts import TokenArray
 from gemserve.contract.requests import Request
-from gemserve_library.adding import Added, Source, add_files
+from gemserve_library.adding import Added, FileSource, add_files
 from gemserve_library.identity import Identity
-from gemserve_library.store import Library
+from gemserve_library.library import Library
 from gemserve_library.vectors import VectorRequests
 
 IDENTITY = Identity(
@@ -69,7 +69,7 @@ def open_library(folder: Path) -> Library:
 def add(
     library: Library,
     tokenizer: Any,
-    sources: Iterable[Source],
+    sources: Iterable[FileSource],
     run: Callable[[Request], Finished] | None = None,
 ) -> Added:
     requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
@@ -77,8 +77,8 @@ def add(
     return done
 
 
-def text_source(path: str, text: str) -> Source:
-    return Source(path, text.encode)
+def text_source(path: str, text: str) -> FileSource:
+    return FileSource(path, text.encode)
 
 
 def paragraphs(count: int, word: str = "river") -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gemserve.adapters import store as store_module
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound
 from gemserve.model.causal_model import CausalModel
 from tests import adapters, models

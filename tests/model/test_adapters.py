@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.adapters.ntk import NTK
-from gemserve.adapters.store import AdapterStore
 from gemserve.config import EngineConfig
 from gemserve.contract.events import Finished, TextDelta
 from gemserve.contract.filter_options import FilterParams

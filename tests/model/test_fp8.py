@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import EngineConfig, ModelConfig, resolve_engine

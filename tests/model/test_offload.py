@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.config import EngineConfig, ModelConfig, find_offload_layers
 from gemserve.contract.events import Filtered, Finished
 from gemserve.contract.filter_options import FilterParams

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterError
 from gemserve.model.causal_model import CausalModel
 from gemserve_train.adapted_model import AdaptedModel

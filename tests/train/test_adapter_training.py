@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.adapters.prefix import Prefix
-from gemserve.adapters.store import AdapterStore
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER

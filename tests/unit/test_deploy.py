@@ -12,7 +12,7 @@ import yaml
 
 from deploy import make_dashboard
 from gemserve.cli import serve
-from gemserve.http_server.server import DRAIN_S
+from gemserve.http_server.draining_server import DRAIN_S
 from gemserve_fleet.replicas.cluster import OBJECT_STORE_BYTES
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests.fakes import Api

@@ -10,7 +10,7 @@ import pytest
 
 from gemserve.contract.filter_plan import Budget
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
-from gemserve.engine.memory import MemoryPool, Share
+from gemserve.engine.memory import MemoryPool, MemoryShare
 from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
@@ -137,7 +137,7 @@ def test_many_long_prompts_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch
     assert span is not None
     key = leader.cache_key
     assert key is not None
-    share = Share(span, len(document), len(document))
+    share = MemoryShare(span, len(document), len(document))
     s.cache.add(key, as_tokens(document), (share,))
     s.add(leader)
     s.schedule(64, is_decode_due=True)

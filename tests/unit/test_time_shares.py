@@ -12,11 +12,11 @@ from gemserve.engine.scheduling.pace import Crowd, Pace
 from gemserve.engine.scheduling.time_shares import (
     PRESENT_S,
     SHARED_STEP_S,
-    Load,
     Portion,
     Presence,
     StepTimes,
-    Turns,
+    TenantLoad,
+    TimeTurns,
     divide,
 )
 from gemserve.engine.sequence.sequence import LiveSequence, State
@@ -31,11 +31,11 @@ def seconds_of(num_rows: int) -> float:
     return FIXED_S + ROW_S * num_rows
 
 
-def reading_of(load: Load) -> float:
+def reading_of(load: TenantLoad) -> float:
     return READING if load.unread else 0.0
 
 
-def taken_s(loads: list[Load], portion: Portion) -> float:
+def taken_s(loads: list[TenantLoad], portion: Portion) -> float:
     """Of a decode step, on average."""
     rows = {load.tenant: min(load.decoding, portion.rows) for load in loads}
     alone_s, joined_s = seconds_of(rows.get(portion.least, 0)), seconds_of(sum(rows.values()))
@@ -45,7 +45,7 @@ def taken_s(loads: list[Load], portion: Portion) -> float:
 @pytest.mark.parametrize("choices", [1, 8, 96, 256])
 def test_a_stream_beside_another_key_s_choices_keeps_half_of_its_pace(choices: int) -> None:
     """96 choices of one key made each token of another one's stream take 40 times as long."""
-    loads = [Load(choices, 0, ALICE), Load(1, 0, BOB)]
+    loads = [TenantLoad(choices, 0, ALICE), TenantLoad(1, 0, BOB)]
     portion = divide(loads, seconds_of, reading_of)
     assert taken_s(loads, portion) <= 2 * seconds_of(1) + 1e-9
 
@@ -53,8 +53,8 @@ def test_a_stream_beside_another_key_s_choices_keeps_half_of_its_pace(choices: i
 def test_no_key_falls_below_its_part_whatever_the_others_do() -> None:
     """The bound on a cycle holds for all whose streams have a place in every step."""
     numbers = [0, 1, 2, 7, 40]
-    kinds = [Load(*each) for each in itertools.product(numbers, numbers) if any(each)]
-    loads: Iterable[Load]
+    kinds = [TenantLoad(*each) for each in itertools.product(numbers, numbers) if any(each)]
+    loads: Iterable[TenantLoad]
     for loads in itertools.chain(
         itertools.product(kinds, repeat=2), itertools.combinations(kinds[::3], 3)
     ):
@@ -77,31 +77,31 @@ def test_no_key_falls_below_its_part_whatever_the_others_do() -> None:
 
 
 def test_prompts_of_another_key_take_no_more_than_its_part_of_a_stream_s_time() -> None:
-    portion = divide([Load(0, 2), Load(1, 0)], seconds_of, reading_of)
+    portion = divide([TenantLoad(0, 2), TenantLoad(1, 0)], seconds_of, reading_of)
     assert portion.reading_s == pytest.approx(seconds_of(1))
 
 
 def test_a_key_with_far_more_to_do_has_half_as_much_time() -> None:
     """With as much, another key's stream had 0.4 of its pace: what reading costs besides its time,
     such as cold caches, comes on top."""
-    portion = divide([Load(0, 8), Load(1, 0)], seconds_of, reading_of)
+    portion = divide([TenantLoad(0, 8), TenantLoad(1, 0)], seconds_of, reading_of)
     assert portion.reading_s == pytest.approx(seconds_of(1) / 2)
 
 
 def test_a_key_s_own_prompts_are_read_beside_its_stream_as_if_it_were_alone() -> None:
     """They got half of what was read, whatever else the other key had of the same time."""
-    few, many = Load(1, 1, BOB), Load(0, 8, ALICE)
+    few, many = TenantLoad(1, 1, BOB), TenantLoad(0, 8, ALICE)
     portion = divide([many, few], seconds_of, reading_of)
     own_s = READING * seconds_of(1)
     assert portion.reading_of[BOB] == pytest.approx(own_s)
     assert portion.reading_of[ALICE] == pytest.approx((seconds_of(1) + own_s) / 2)
-    beside_rows = divide([Load(8, 8, ALICE), few], seconds_of, reading_of)
+    beside_rows = divide([TenantLoad(8, 8, ALICE), few], seconds_of, reading_of)
     assert beside_rows.reading_of[BOB] == pytest.approx(own_s)
     assert beside_rows.reading_of[ALICE] < portion.reading_of[ALICE]  # its rows take time, too
 
 
 def test_equal_keys_are_read_equally_long() -> None:
-    portion = divide([Load(1, 1, BOB), Load(1, 1, ALICE)], seconds_of, reading_of)
+    portion = divide([TenantLoad(1, 1, BOB), TenantLoad(1, 1, ALICE)], seconds_of, reading_of)
     assert portion.reading_of == pytest.approx(
         {BOB: READING * seconds_of(1), ALICE: READING * seconds_of(1)}
     )
@@ -109,7 +109,9 @@ def test_equal_keys_are_read_equally_long() -> None:
 
 def test_nobody_is_left_out_where_steps_take_as_long_with_many_as_with_one() -> None:
     """On a GPU, leaving rows out would gain nothing and lose the others' tokens."""
-    portion = divide([Load(96, 0), Load(1, 0)], lambda rows: 0.01 + 1e-6 * rows, reading_of)
+    portion = divide(
+        [TenantLoad(96, 0), TenantLoad(1, 0)], lambda rows: 0.01 + 1e-6 * rows, reading_of
+    )
     assert portion.rows == 96
     assert portion.joined >= 0.99
 
@@ -121,13 +123,13 @@ def dear(num_rows: int) -> float:
 
 def test_rows_that_are_too_much_already_come_in_some_steps_only() -> None:
     """A row of another key in every step took nearly half of a stream's pace."""
-    loads = [Load(96, 0, ALICE), Load(1, 0, BOB)]
+    loads = [TenantLoad(96, 0, ALICE), TenantLoad(1, 0, BOB)]
     portion = divide(loads, dear, reading_of)
     assert (portion.rows, portion.least) == (1, BOB)
     assert portion.joined == pytest.approx(0.00065 / 2 / 0.00045)
     many = [of(ALICE, sequence(order, 4, None, 9)) for order in range(96)]
     one = of(BOB, sequence(99, 4, None, 9))
-    turns = Turns()
+    turns = TimeTurns()
     taken = [turns.choose([*many, one], portion) for _ in range(1000)]
     assert all(one in some for some in taken)
     assert sum(len(some) == 2 for some in taken) == pytest.approx(722, abs=2)
@@ -139,10 +141,10 @@ def test_a_step_of_the_least_key_alone_is_timed_again_and_again() -> None:
     times = StepTimes()
     for num_rows in (1, 2, 4, 8, 16):
         times.observe(num_rows, 10 * dear(num_rows))  # as the machine was before
-    turns = Turns()
+    turns = TimeTurns()
     decoding = [of(ALICE, sequence(order, 4, None, 9)) for order in range(96)]
     decoding.append(of(BOB, sequence(99, 4, None, 9)))
-    loads = [Load(96, 0, ALICE), Load(1, 0, BOB)]
+    loads = [TenantLoad(96, 0, ALICE), TenantLoad(1, 0, BOB)]
     portion = divide(loads, times.seconds_of, reading_of)
     for _ in range(500):
         portion = divide(loads, times.seconds_of, reading_of)
@@ -154,7 +156,7 @@ def test_a_step_of_the_least_key_alone_is_timed_again_and_again() -> None:
 
 
 def test_a_key_alone_takes_short_steps_while_another_one_may_come() -> None:
-    portion = divide([Load(200, 0)], seconds_of, reading_of)
+    portion = divide([TenantLoad(200, 0)], seconds_of, reading_of)
     assert portion.reading_s is None
     assert seconds_of(portion.rows) <= SHARED_STEP_S < seconds_of(portion.rows + 1)
 
@@ -163,7 +165,7 @@ def test_sequences_that_are_left_out_take_turns() -> None:
     many = [of(ALICE, sequence(order, 4, None, 9)) for order in range(10)]
     one = of(BOB, sequence(99, 4, None, 9))
     decoding: list[LiveSequence] = [*many, one]
-    turns = Turns()
+    turns = TimeTurns()
     taken = [turns.choose(decoding, Portion(4, None)) for _ in range(100)]
     assert all(one in some for some in taken)
     for each in many:

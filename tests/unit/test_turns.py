@@ -14,7 +14,7 @@ from anyio import to_thread
 from starlette.exceptions import HTTPException
 
 from gemserve.api.requests.long_texts import BYTES_PER_TOKEN
-from gemserve.api.requests.turns import LONG_AT_ONCE, LONG_BYTES, TextTurns, Turns
+from gemserve.api.requests.turns import LONG_AT_ONCE, LONG_BYTES, TenantTurns, TextTurns
 from gemserve.prompting.stopping import check_stopped
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +106,7 @@ async def test_keys_take_turns(size: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_key_that_is_alone_leaves_one_turn() -> None:
-    turns = Turns(4)
+    turns = TenantTurns(4)
     waiting = [asyncio.ensure_future(turns.take(b"a")) for _ in range(5)]
     await asyncio.wait(waiting, timeout=0.01)
     assert [task.done() for task in waiting] == [True] * 3 + [False] * 2
@@ -121,14 +121,14 @@ async def test_a_key_that_is_alone_leaves_one_turn() -> None:
 
 
 async def test_without_keys_all_turns_are_everybody_s() -> None:
-    turns = Turns(2)
+    turns = TenantTurns(2)
     async with asyncio.timeout(PATIENCE_S):
         await turns.take(b"")
         await turns.take(b"")
 
 
 async def test_who_leaves_as_the_turn_comes_gives_it_back() -> None:
-    turns = Turns(2)
+    turns = TenantTurns(2)
     tasks = [asyncio.ensure_future(turns.take(b"")) for _ in range(4)]
     await asyncio.wait(tasks[:2])
     for _ in range(2):
@@ -184,7 +184,7 @@ async def test_what_was_made_for_a_client_that_has_left_goes_no_further() -> Non
 
 async def test_a_key_rests_beside_others_for_as_long_as_it_has_worked() -> None:
     """Texts of one key took half of the processor that another one's answers were drawn on."""
-    turns, began_s = Turns(2), time.monotonic()
+    turns, began_s = TenantTurns(2), time.monotonic()
     await turns.take(b"a")
     turns.give_back(b"a", 0.1)
     await turns.take(b"b")

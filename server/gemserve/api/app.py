@@ -19,8 +19,8 @@ from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
 from gemserve.api.access.logprob_limit import LogprobLimit
 from gemserve.api.access.reply_memory import ReplyMemory
+from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.file_queue import FileQueue
-from gemserve.api.documents.store import DocumentStore
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
 from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_request_id

@@ -17,7 +17,7 @@ from pydantic_core import core_schema
 
 import gemserve
 from gemserve.api.access.gate import OPEN_PATHS
-from gemserve.api.documents.store import ID_PATTERN
+from gemserve.api.documents.document_store import ID_PATTERN
 from gemserve.api.replies.reply_types import Selection
 from gemserve.api.replies.token_counts import (
     FILTER_HEADER,

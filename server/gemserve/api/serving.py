@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core

@@ -92,7 +92,7 @@ def _serve(
             )
         from gemserve.api.app import create_app
         from gemserve.api.serving import build_serving
-        from gemserve.http_server.server import http_server
+        from gemserve.http_server.draining_server import http_server
 
         serving = build_serving(
             core,

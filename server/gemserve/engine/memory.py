@@ -60,7 +60,7 @@ class KVPlace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class MemoryShare:
     """The first `count` of the `capacity` tokens that `span` has room for.
 
     Whoever has a share is one of the span's owners: see `MemoryPool.retain`. `room`: see `KVPlace`.
@@ -76,9 +76,9 @@ class Share:
         return Segment(self.span.start, self.capacity, self.count)
 
 
-def first_tokens(shares: Iterable[Share], count: int) -> tuple[Share, ...]:
+def first_tokens(shares: Iterable[MemoryShare], count: int) -> tuple[MemoryShare, ...]:
     """The shares that have the first `count` tokens of what `shares` has."""
-    taken: list[Share] = []
+    taken: list[MemoryShare] = []
     for share in shares:
         if count <= 0:
             break

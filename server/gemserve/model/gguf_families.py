@@ -44,7 +44,7 @@ _UNREAD = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class GGUFFamily:
     """How an architecture of GGUF files becomes a config of transformers.
 
     `names`: settings of this family by their names in the file, beside those that all have.
@@ -61,7 +61,7 @@ class Family:
 
 
 FAMILIES = {
-    "gemma2": Family(
+    "gemma2": GGUFFamily(
         model_type="gemma2",
         names={
             **_RMS,
@@ -72,13 +72,13 @@ FAMILIES = {
         },
         layers_with_scale=46,
     ),
-    "gemma3": Family(
+    "gemma3": GGUFFamily(
         model_type="gemma3_text", names={**_RMS, **_HEAD, **_WINDOW}, layers_with_scale=62
     ),
-    "llama": Family(model_type="llama", names={**_RMS, **_HEAD}),
-    "phi3": Family(model_type="phi3", names={**_RMS, **_WINDOW}, rotates_partly=True),
-    "qwen2": Family(model_type="qwen2", names={**_RMS, **_HEAD}),
-    "qwen2moe": Family(
+    "llama": GGUFFamily(model_type="llama", names={**_RMS, **_HEAD}),
+    "phi3": GGUFFamily(model_type="phi3", names={**_RMS, **_WINDOW}, rotates_partly=True),
+    "qwen2": GGUFFamily(model_type="qwen2", names={**_RMS, **_HEAD}),
+    "qwen2moe": GGUFFamily(
         model_type="qwen2_moe",
         names={
             **_RMS,
@@ -86,19 +86,19 @@ FAMILIES = {
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
     ),
-    "qwen3": Family(model_type="qwen3", names={**_RMS, **_HEAD}),
-    "qwen3moe": Family(
+    "qwen3": GGUFFamily(model_type="qwen3", names={**_RMS, **_HEAD}),
+    "qwen3moe": GGUFFamily(
         model_type="qwen3_moe",
         names={**_RMS, **_HEAD, **_EXPERTS},
         fixed={"norm_topk_prob": True},  # as all published models of this family have it
     ),
-    "starcoder2": Family(
+    "starcoder2": GGUFFamily(
         model_type="starcoder2", names={"attention.layer_norm_epsilon": "norm_epsilon"}
     ),
 }
 
 
-def family_of(file: GgufFile) -> Family:
+def family_of(file: GgufFile) -> GGUFFamily:
     """Raises `ModelError` if files of this architecture are not read."""
     family = FAMILIES.get(file.architecture)
     if family is None:
@@ -144,7 +144,7 @@ def settings_of(file: GgufFile) -> dict[str, Any]:
     return settings
 
 
-def _set_rope(file: GgufFile, family: Family, settings: dict[str, Any]) -> None:
+def _set_rope(file: GgufFile, family: GGUFFamily, settings: dict[str, Any]) -> None:
     theta, rotated = file.setting("rope.freq_base"), file.setting("rope.dimension_count")
     size = settings.get("head_dim")
     if size is None and file.architecture == "llama" and rotated is not None:
@@ -168,7 +168,7 @@ def _set_rope(file: GgufFile, family: Family, settings: dict[str, Any]) -> None:
         )
 
 
-def _attention_scalar(family: Family, settings: dict[str, Any]) -> int:
+def _attention_scalar(family: GGUFFamily, settings: dict[str, Any]) -> int:
     """The number whose root divides scores. No file has it; this is llama.cpp's rule."""
     if settings["num_hidden_layers"] == family.layers_with_scale:
         return int(settings["hidden_size"] // settings["num_attention_heads"])

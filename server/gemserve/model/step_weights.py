@@ -16,7 +16,7 @@ from gemserve_kernels.cpu_step import ExpertWeights, LayerWeights, LinearWeight,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class StepFamily:
     """What is special about a family beside the modules that its layers have.
 
     `has_offset_norms`: norms multiply by 1 + weight. `has_softcap`: scores are soft-capped as the
@@ -29,24 +29,24 @@ class Family:
 
 
 FAMILIES = {
-    "gemma": Family(has_offset_norms=True),
-    "gemma2": Family(has_offset_norms=True, has_softcap=True),
-    "gemma3_text": Family(has_offset_norms=True),
-    "gpt_oss": Family(has_half_angles=True),
-    "granite": Family(),
-    "llama": Family(),
-    "ministral": Family(),
-    "mistral": Family(),
-    "mixtral": Family(),
-    "olmo2": Family(),
-    "olmo3": Family(),
-    "olmoe": Family(),
-    "phi3": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "qwen3_moe": Family(),
-    "seed_oss": Family(),
-    "smollm3": Family(),
+    "gemma": StepFamily(has_offset_norms=True),
+    "gemma2": StepFamily(has_offset_norms=True, has_softcap=True),
+    "gemma3_text": StepFamily(has_offset_norms=True),
+    "gpt_oss": StepFamily(has_half_angles=True),
+    "granite": StepFamily(),
+    "llama": StepFamily(),
+    "ministral": StepFamily(),
+    "mistral": StepFamily(),
+    "mixtral": StepFamily(),
+    "olmo2": StepFamily(),
+    "olmo3": StepFamily(),
+    "olmoe": StepFamily(),
+    "phi3": StepFamily(),
+    "qwen2": StepFamily(),
+    "qwen3": StepFamily(),
+    "qwen3_moe": StepFamily(),
+    "seed_oss": StepFamily(),
+    "smollm3": StepFamily(),
 }
 # by the names of a layer's modules, the matrices that are in them, one after the other
 PARTS = {
@@ -75,7 +75,7 @@ class StepWeights:
     layers: Sequence[LayerWeights]
     norm: torch.Tensor
     head: LinearWeight
-    family: Family
+    family: StepFamily
     rope_kinds: Sequence[str]
     cap: float | None
     embedding: float = 1.0
@@ -140,7 +140,7 @@ def _rotated(model: CausalModel, rope_kinds: Sequence[str]) -> int:
 class _Reader:
     """Reads the weights of a model's layers."""
 
-    def __init__(self, model: CausalModel, family: Family, rope_kinds: Sequence[str]) -> None:
+    def __init__(self, model: CausalModel, family: StepFamily, rope_kinds: Sequence[str]) -> None:
         shape = model.shape
         self._family, self._rope_kinds, self._config = family, rope_kinds, model.config
         self._head_dim = shape.head_dim

@@ -11,7 +11,7 @@ from typing import Any
 from anyio import to_thread
 from starlette.types import ASGIApp, Message
 
-from gemserve.api.documents.store import Document, DocumentStore
+from gemserve.api.documents.document_store import Document, DocumentStore
 from gemserve.contract.reading_notes import ReadingNotes
 from gemserve.errors import DocumentNotFound
 from gemserve_fleet.replicas.cached_chunks import CachedChunks

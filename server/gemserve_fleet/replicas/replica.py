@@ -17,7 +17,7 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig, also_named,
 from gemserve_fleet.replicas.messages import FromReplica, RelayedRequest
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.replica_reports import QueueReport, report_of
-from gemserve_fleet.replicas.window_shares import FromPeer, Share
+from gemserve_fleet.replicas.window_shares import FromPeer, WindowShare
 
 log = logging.getLogger("gemserve_fleet.replicas")
 
@@ -102,7 +102,9 @@ class Replica:
             last_received=self._last_received,
         )
 
-    async def read_share(self, _: RoutingHints, share: Share) -> AsyncGenerator[FromPeer, None]:
+    async def read_share(
+        self, _: RoutingHints, share: WindowShare
+    ) -> AsyncGenerator[FromPeer, None]:
         """See `ShareReader.read`."""
         async with aclosing(self._shares.read(share)) as parts:
             async for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.api.access.backlog import Backlog, BacklogJob
 from gemserve.contract.adapters import LoadedAdapter
 from gemserve.contract.events import Finished
@@ -17,7 +17,7 @@ from gemserve_fleet.replicas.window_shares import (
     GroupRead,
     RefusalReason,
     Refused,
-    Share,
+    WindowShare,
     request_for,
 )
 
@@ -31,7 +31,7 @@ class ShareReader:
     def __init__(self, engine: Engine, adapters: AdapterStore, backlog: Backlog) -> None:
         self._engine, self._adapters, self._backlog = engine, adapters, backlog
 
-    async def read(self, share: Share) -> AsyncGenerator[FromPeer, None]:
+    async def read(self, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
         """Each group when it is read, or a refusal of those that are left.
 
         Its work ends when the generator is closed.
@@ -51,7 +51,7 @@ class ShareReader:
             for reading in readings:
                 reading.close()
 
-    def _is_busier(self, share: Share) -> bool:
+    def _is_busier(self, share: WindowShare) -> bool:
         """Would the owner have to wait for this replica?
 
         It would read the share itself in the time of two shares, its own and this one. A queue that
@@ -59,7 +59,7 @@ class ShareReader:
         """
         return self._backlog.tokens_left > share.queued_tokens + share.num_tokens / 2
 
-    def _accept(self, share: Share) -> LoadedAdapter | None:
+    def _accept(self, share: WindowShare) -> LoadedAdapter | None:
         """The share's adapter, in the same version, if it has one. Raises `_Refusal`."""
         queued = self._backlog.tokens_left
         if self._is_busier(share):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from gemserve.adapters.store import AdapterStore, PreparedAdapter
+from gemserve.adapters.adapter_store import AdapterStore, PreparedAdapter
 from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import AdapterBusy, AdapterError, GemserveError
 from gemserve_fleet.replicas.messages import AdapterSet

@@ -40,7 +40,7 @@ class GroupToRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class WindowShare:
     """What one peer should read. `plan`: the owner's, without its windows.
 
     `adapter`: its name and version. `queued_tokens`: what the owner has to do beside this request.
@@ -102,13 +102,13 @@ def _weight(name: bytes, replica: str) -> bytes:
     return hashlib.blake2b(name + replica.encode(), digest_size=16).digest()
 
 
-def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Share:
+def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> WindowShare:
     """What a peer should read if it gets the groups of these numbers."""
     plan, adapter = request.plan, request.adapter
     assert plan is not None
     assert plan.windows is not None
     groups = plan.windows.groups
-    return Share(
+    return WindowShare(
         request_id=request.request_id,
         filter=request.filter,
         plan=plan.having(
@@ -124,7 +124,7 @@ def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Sh
     )
 
 
-def request_for(share: Share, group: GroupToRead, adapter: LoadedAdapter | None) -> Request:
+def request_for(share: WindowShare, group: GroupToRead, adapter: LoadedAdapter | None) -> Request:
     """A peer's own request for one group."""
     assert share.plan.windows is not None
     windows = replace(share.plan.windows, windows=group.windows)

@@ -27,7 +27,7 @@ from gemserve_fleet.replicas.window_shares import (
     FromPeer,
     RefusalReason,
     Refused,
-    Share,
+    WindowShare,
     assign_groups,
     fits,
     share_of,
@@ -59,7 +59,7 @@ class Peers(Protocol):
         """The replicas that are ready, this one included if it is."""
         ...
 
-    def read(self, peer: str, share: Share) -> AsyncGenerator[FromPeer, None]:
+    def read(self, peer: str, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
         """See `ShareReader.read`. Raises `ReplicaLost` and `ReplicaUnavailable`."""
         ...
 

@@ -15,7 +15,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class OfferedLoad:
     """`documents`: in the catalogue; `zipf`: the power of their rank; `new_share`: see above."""
 
     requests_per_s: float
@@ -32,7 +32,7 @@ class Arrival:
     document: int
 
 
-def arrivals(load: Load, num_requests: int, seed: int) -> Iterator[Arrival]:
+def arrivals(load: OfferedLoad, num_requests: int, seed: int) -> Iterator[Arrival]:
     """The same requests for the same seed, whatever fleet they are sent to."""
     random = np.random.default_rng(seed)
     times = np.cumsum(random.exponential(1 / load.requests_per_s, num_requests))

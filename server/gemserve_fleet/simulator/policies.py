@@ -9,7 +9,7 @@ from random import Random
 from gemserve_fleet.replicas.replica_reports import ReplicaReports
 from gemserve_fleet.replicas.routing import RoutedRequest, choose_replica
 from gemserve_fleet.replicas.text_chunks import TextChunk
-from gemserve_fleet.simulator.replica import Job, Replica
+from gemserve_fleet.simulator.replica import Replica, SimulatedJob
 from gemserve_fleet.simulator.request_cost import RequestCost
 
 
@@ -21,7 +21,7 @@ class Policy:
         self.cost = cost
         self.random = Random(seed)
 
-    def choose(self, job: Job) -> int:
+    def choose(self, job: SimulatedJob) -> int:
         raise NotImplementedError
 
     def report(self) -> None:
@@ -29,7 +29,7 @@ class Policy:
 
 
 class RandomReplica(Policy):
-    def choose(self, job: Job) -> int:
+    def choose(self, job: SimulatedJob) -> int:
         return self.random.randrange(len(self.replicas))
 
 
@@ -40,7 +40,7 @@ class ConsistentHash(Policy):
         super().__init__(replicas, cost, seed)
         self._homes: dict[int, int] = {}
 
-    def choose(self, job: Job) -> int:
+    def choose(self, job: SimulatedJob) -> int:
         if job.document not in self._homes:
             self._homes[job.document] = max(
                 range(len(self.replicas)), key=lambda index: _hash(job.document, index)
@@ -65,11 +65,13 @@ class LeastLoaded(Policy):
         self._follows = self.sees_documents and all(
             replica.cache.can_hold(cost.num_pieces) for replica in replicas
         )
-        self._under_way: list[tuple[Job, str, int]] = []  # where to, and the router's number
+        self._under_way: list[
+            tuple[SimulatedJob, str, int]
+        ] = []  # where to, and the router's number
         for index in range(len(replicas)):
             self._reports.cache_listed(str(index), 0, [])
 
-    def choose(self, job: Job) -> int:
+    def choose(self, job: SimulatedJob) -> int:
         route = choose_replica(
             self._request(job),
             self._reports.states(),
@@ -96,7 +98,7 @@ class LeastLoaded(Policy):
                 self._reports.ended(name, number)
         self._under_way = [entry for entry in self._under_way if entry[0].finished_s is None]
 
-    def _request(self, job: Job) -> RoutedRequest:
+    def _request(self, job: SimulatedJob) -> RoutedRequest:
         tokens = self.cost.piece_tokens
         sees = self.sees_documents
         return RoutedRequest(

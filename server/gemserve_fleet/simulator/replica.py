@@ -38,7 +38,7 @@ class ReplicaMemory:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedJob:
     """A request on its way. `keys`: of its document's pieces."""
 
     number: int
@@ -68,7 +68,7 @@ class _Decoding:
     """
 
     tokens: float = 0.0
-    ends: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap
+    ends: list[tuple[float, int, SimulatedJob]] = field(default_factory=list)  # a heap
     sum_of_ends: float = 0.0
 
     @property
@@ -85,11 +85,11 @@ class Replica:
         self._cost = cost
         self._memory = memory
         self._now_s = 0.0
-        self._waiting: deque[Job] = deque()
-        self._awaiting: dict[int, list[Job]] = {}  # by the document that another reads
-        self._first: Job | None = None  # the prompt that is read longest
-        self._others: list[tuple[float, int, Job]] = []  # a heap by what remains
-        self._order: dict[int, Job] = {}  # all that are read, in the order of admission
+        self._waiting: deque[SimulatedJob] = deque()
+        self._awaiting: dict[int, list[SimulatedJob]] = {}  # by the document that another reads
+        self._first: SimulatedJob | None = None  # the prompt that is read longest
+        self._others: list[tuple[float, int, SimulatedJob]] = []  # a heap by what remains
+        self._order: dict[int, SimulatedJob] = {}  # all that are read, in the order of admission
         self._decoding = _Decoding()
         self._held_bytes = 0
         self._unread_s = 0.0
@@ -118,7 +118,7 @@ class Replica:
         awaiting = sum(map(len, self._awaiting.values()))
         return len(self._waiting) + awaiting + len(self._order)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SimulatedJob) -> None:
         """Take a request now. `advance` must have been called with this time."""
         job.remaining_s = self._cost.reading_s(self.cache.count(job.keys))
         self._unread_s += job.remaining_s
@@ -141,7 +141,7 @@ class Replica:
             event = min(event, left * self._step_s() / decoding)
         return self._now_s + max(0.0, event)
 
-    def advance(self, now_s: float) -> list[Job]:
+    def advance(self, now_s: float) -> list[SimulatedJob]:
         """Go on to `now_s`, which is not behind the next event. Return the jobs that finished."""
         passed = now_s - self._now_s
         reading, decoding = self._shares()
@@ -169,7 +169,7 @@ class Replica:
     def _step_s(self) -> float:
         return self._cost.decode_step_s(len(self._decoding.ends))
 
-    def _turns(self) -> tuple[Job | None, Job | None]:
+    def _turns(self) -> tuple[SimulatedJob | None, SimulatedJob | None]:
         """The prompts between which reading alternates. The first may also be nearest its end."""
         if self._first is None or not self._others:
             return self._first, None
@@ -189,8 +189,8 @@ class Replica:
         # it was the smallest of the heap, and stays so
         self._others[0] = other.remaining_s, other.number, other
 
-    def _complete(self) -> list[Job]:
-        finished: list[Job] = []
+    def _complete(self) -> list[SimulatedJob]:
+        finished: list[SimulatedJob] = []
         while self._others and self._others[0][2].remaining_s <= _DONE_S:
             self._finish_reading(heappop(self._others)[2], finished)
         while self._first is not None and self._first.remaining_s <= _DONE_S:
@@ -203,7 +203,7 @@ class Replica:
         self._admit()
         return finished
 
-    def _finish_reading(self, job: Job, finished: list[Job]) -> None:
+    def _finish_reading(self, job: SimulatedJob, finished: list[SimulatedJob]) -> None:
         self._unread_s -= job.remaining_s
         del self._order[job.number]
         if job is self._first:
@@ -222,7 +222,7 @@ class Replica:
         heappush(self._decoding.ends, (end, job.number, job))
         self._decoding.sum_of_ends += end
 
-    def _finish(self, job: Job, finished: list[Job]) -> None:
+    def _finish(self, job: SimulatedJob, finished: list[SimulatedJob]) -> None:
         self._held_bytes -= self._cost.decoding_bytes
         job.finished_s = self._now_s
         finished.append(job)
@@ -244,7 +244,7 @@ class Replica:
             self._begin(job)
             self.cache.shrink(left)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: SimulatedJob) -> None:
         job.num_cached = self.cache.use(job.keys)
         needed_s = self._cost.reading_s(job.num_cached)
         self._unread_s += needed_s - job.remaining_s

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemserve_fleet.simulator.load import Arrival
 from gemserve_fleet.simulator.policies import POLICIES
-from gemserve_fleet.simulator.replica import Job, Replica, ReplicaMemory
+from gemserve_fleet.simulator.replica import Replica, ReplicaMemory, SimulatedJob
 from gemserve_fleet.simulator.request_cost import RequestCost
 
 REPORT_S = 1.0  # between two reports of a replica
@@ -55,9 +55,9 @@ class Fleet:
         self._events: list[tuple[float, int, int]] = []  # a heap: time, version, replica
         self._versions = [0] * len(replicas)
 
-    def run_events(self, until_s: float) -> list[Job]:
+    def run_events(self, until_s: float) -> list[SimulatedJob]:
         """Run all events up to a time. Return the jobs that finished."""
-        finished: list[Job] = []
+        finished: list[SimulatedJob] = []
         while self._events and self._events[0][0] <= until_s:
             now_s, version, index = heappop(self._events)
             if version == self._versions[index]:  # the replica has not changed since
@@ -65,7 +65,7 @@ class Fleet:
                 self._expect(index)
         return finished
 
-    def submit(self, index: int, job: Job) -> None:
+    def submit(self, index: int, job: SimulatedJob) -> None:
         self.replicas[index].advance(job.arrived_s)
         self.replicas[index].submit(job)
         self._expect(index)
@@ -102,8 +102,8 @@ def simulate(
     replicas = [Replica(cost, memory) for _ in range(num_replicas)]
     fleet = Fleet(replicas)
     chooser = POLICIES[policy](replicas, cost, seed)
-    jobs: list[Job] = []
-    finished: list[Job] = []
+    jobs: list[SimulatedJob] = []
+    finished: list[SimulatedJob] = []
     num_warm = int(WARM_UP * len(arriving))
     before = fleet.busy()
     report_s = 0.0
@@ -128,16 +128,16 @@ def simulate(
     return _outcome(policy, jobs, num_warm, finished, before, after)
 
 
-def _job(number: int, arrival: Arrival, cost: RequestCost) -> Job:
+def _job(number: int, arrival: Arrival, cost: RequestCost) -> SimulatedJob:
     keys = tuple(f"{arrival.document}/{piece}".encode() for piece in range(cost.num_pieces))
-    return Job(number, arrival.document, keys, arrival.time_s)
+    return SimulatedJob(number, arrival.document, keys, arrival.time_s)
 
 
 def _outcome(
     policy: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[SimulatedJob],
     num_warm: int,
-    finished: Sequence[Job],
+    finished: Sequence[SimulatedJob],
     before: Sequence[tuple[float, float]],
     after: Sequence[tuple[float, float]],
 ) -> Outcome:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemserve_lab.demo.demo_server import Result
 from gemserve_lab.demo.document import HiddenFact
-from gemserve_lab.demo.server import Result
 
 _NEAR = 3  # kept passages shown on either side of the fact
 _SHORT = 84  # characters of a passage without the fact

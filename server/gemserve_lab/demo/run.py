@@ -13,9 +13,9 @@ from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
 from gemserve.model.gguf import find_gguf
 from gemserve.prompting.prompt import Prompt
+from gemserve_lab.demo.demo_server import Result, Server
 from gemserve_lab.demo.document import HiddenFact, natural_document, synthetic_document
 from gemserve_lab.demo.output import print_kept, print_savings, print_table
-from gemserve_lab.demo.server import Result, Server
 from gemserve_lab.metrics import score_answer
 
 WHOLE, FILTERED = "filter: none", "the default filter"

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict  # typing's tells pydantic too little be
 
 from gemserve.api.replies.reply_types import NonNegative
 from gemserve_library.api import shelf, uploads
-from gemserve_library.store import StoredFile
+from gemserve_library.library import StoredFile
 
 
 class Library(TypedDict):

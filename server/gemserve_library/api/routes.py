@@ -25,7 +25,7 @@ from gemserve_library.api.bodies import (
 from gemserve_library.api.reply_types import file_object, library_object, upload_object
 from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.uploads import Uploads
-from gemserve_library.store import Library, StoredFile
+from gemserve_library.library import Library, StoredFile
 
 _PATH = "/v1/libraries"
 _ONE = f"{_PATH}/{{library}}"

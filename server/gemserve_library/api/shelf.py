@@ -24,7 +24,7 @@ from gemserve.files.file_text import NoText, unpacked
 from gemserve.prompting.answerable import Answerable
 from gemserve_library.asking import find_excerpts
 from gemserve_library.folders import folder_of, holds_library, names_in
-from gemserve_library.store import Index, Library, remove_library, size_of, sweep
+from gemserve_library.library import Index, Library, remove_library, size_of, sweep
 from gemserve_library.vectors import NO_HEADS, VectorRequests, vector_requests
 
 _OF_KEYS = ".keys"  # a name that no library can have

@@ -19,7 +19,7 @@ from gemserve.contract.events import Finished
 from gemserve.contract.requests import Request
 from gemserve.engine.worker import Engine
 from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
-from gemserve_library.adding import Source, add_files
+from gemserve_library.adding import FileSource, add_files
 from gemserve_library.api.shelf import Shelf
 
 log = logging.getLogger("gemserve.api")
@@ -229,7 +229,7 @@ class Uploads:
         library = self._shelf.open(tenant, name)
         try:
             before = library.find_file(upload.path)
-            source = Source(upload.path, content.read)
+            source = FileSource(upload.path, content.read)
             # closed at once, so that whoever cancelled it finds nobody writing
             with closing(
                 add_files(library, self._shelf.requests, self._shelf.tokenizer, run, [source])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemserve.api.documents.store import Document, DocumentStore
+from gemserve.api.documents.document_store import Document, DocumentStore
 from gemserve.errors import DocumentNotFound, RequestError
 
 # A request may name one document often. It must not become larger than a body usually may be.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gemserve.api.replies.answer_reader import AnswerRules, Piece, Reader
 from gemserve.api.replies.call_forms import Call
-from gemserve.api.replies.choice import Choice, attention_of
+from gemserve.api.replies.choice import ReplyChoice, attention_of
 from gemserve.api.replies.failures import finish_reason
 from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import (
@@ -62,7 +62,7 @@ class ChatFormat:
     ) -> ChatChunk:
         return {**head, "object": "chat.completion.chunk", "choices": parts, **extras, **prompt}
 
-    def choice(self, choice: Choice, finished: Finished) -> ChatChoice:
+    def choice(self, choice: ReplyChoice, finished: Finished) -> ChatChoice:
         reader = self._readers[choice.index]
         said = _delta([*reader.push(choice.text), *reader.finish()], 0)
         message: ChatMessage = {
@@ -85,14 +85,14 @@ class ChatFormat:
             **choice.id_extras(choice.token_ids),
         }
 
-    def first_part(self, choice: Choice) -> ChatPart:
+    def first_part(self, choice: ReplyChoice) -> ChatPart:
         content = "" if self._rules.calls is None else None
         return self._part(choice, {"role": "assistant", "content": content})
 
-    def prompt_part(self, choice: Choice, scored: PromptScored) -> ChatPart:
+    def prompt_part(self, choice: ReplyChoice, scored: PromptScored) -> ChatPart:
         raise AssertionError("chats are not echoed")
 
-    def text_part(self, choice: Choice, delta: TextDelta) -> ChatPart:
+    def text_part(self, choice: ReplyChoice, delta: TextDelta) -> ChatPart:
         reader = self._readers[choice.index]
         num_calls = len(reader.calls)
         said = _delta(reader.push(delta.text), num_calls)
@@ -102,10 +102,10 @@ class ChatFormat:
         part = self._part(choice, said, self._logprobs(delta.logprobs))
         return {**part, **choice.id_extras(delta.token_ids)}
 
-    def idle_part(self, choice: Choice) -> ChatPart:
+    def idle_part(self, choice: ReplyChoice) -> ChatPart:
         return self._part(choice, {})
 
-    def last_part(self, choice: Choice, finished: Finished) -> ChatPart:
+    def last_part(self, choice: ReplyChoice, finished: Finished) -> ChatPart:
         reader = self._readers[choice.index]
         num_calls = len(reader.calls)
         rest = _delta(reader.finish(), num_calls)
@@ -123,7 +123,7 @@ class ChatFormat:
 
     @staticmethod
     def _part(
-        choice: Choice,
+        choice: ReplyChoice,
         delta: Delta,
         logprobs: ChatLogprobs | None = None,
         reason: ChatFinishReason | None = None,

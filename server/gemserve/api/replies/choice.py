@@ -38,7 +38,7 @@ PartT = TypeVar("PartT")
 
 
 @dataclass(slots=True)
-class Choice:
+class ReplyChoice:
     """What is known of a choice so far.
 
     `echo`: the text it begins with. `returns_ids`: the reply has the ids of its tokens. `cites`: it
@@ -133,20 +133,20 @@ class ChoiceFormat(Protocol[ChoiceT, PartT]):
         """`prompt`: of the choice whose first chunk it is."""
         ...
 
-    def choice(self, choice: Choice, finished: Finished) -> ChoiceT: ...
+    def choice(self, choice: ReplyChoice, finished: Finished) -> ChoiceT: ...
 
-    def first_part(self, choice: Choice) -> PartT:
+    def first_part(self, choice: ReplyChoice) -> PartT:
         """The part of the first chunk, which has the filter report."""
         ...
 
-    def prompt_part(self, choice: Choice, scored: PromptScored) -> PartT:
+    def prompt_part(self, choice: ReplyChoice, scored: PromptScored) -> PartT:
         """The log-probabilities of a prompt that is echoed."""
         ...
 
-    def text_part(self, choice: Choice, delta: TextDelta) -> PartT: ...
+    def text_part(self, choice: ReplyChoice, delta: TextDelta) -> PartT: ...
 
-    def idle_part(self, choice: Choice) -> PartT:
+    def idle_part(self, choice: ReplyChoice) -> PartT:
         """A part that says nothing, for a pause."""
         ...
 
-    def last_part(self, choice: Choice, finished: Finished) -> PartT: ...
+    def last_part(self, choice: ReplyChoice, finished: Finished) -> PartT: ...

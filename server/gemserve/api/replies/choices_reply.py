@@ -12,7 +12,7 @@ from typing import Generic
 from fastapi import Response
 
 from gemserve.api.access.request_id import new_id
-from gemserve.api.replies.choice import Choice, ChoiceFormat, ChoiceT, PartT
+from gemserve.api.replies.choice import ChoiceFormat, ChoiceT, PartT, ReplyChoice
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import (
     NOT_BUILT,
@@ -55,7 +55,7 @@ async def choices_reply(
             "model": body.model,
         },
         choices=[
-            Choice(
+            ReplyChoice(
                 index=index,
                 echo=requests.echo_of(index),
                 prompt_ids=stream.request.prompt_ids,
@@ -89,7 +89,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
     reader: EventReader
     format: ChoiceFormat[ChoiceT, PartT]
     head: ReplyHead
-    choices: Sequence[Choice]
+    choices: Sequence[ReplyChoice]
     n: int
     echoes_alone: bool = False
 
@@ -126,7 +126,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
         """
 
         def chunk(
-            choice: Choice,
+            choice: ReplyChoice,
             part: PartT,
             extras: ChunkExtras | None = None,
             *,
@@ -141,7 +141,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             )
             return data_event(content, num_scored=0 if is_small else choice.num_scored)
 
-        def first_chunk(choice: Choice, report: FilterReport) -> str:
+        def first_chunk(choice: ReplyChoice, report: FilterReport) -> str:
             return chunk(
                 choice,
                 self.format.first_part(choice),
@@ -150,7 +150,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 is_small=False,
             )
 
-        def prompt_chunk(choice: Choice, scored: PromptScored) -> str:
+        def prompt_chunk(choice: ReplyChoice, scored: PromptScored) -> str:
             return chunk(choice, self.format.prompt_part(choice, scored), is_small=False)
 
         def idle_chunk() -> str:
@@ -220,7 +220,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             reports += [report for report in known if report is not None][:1]
         return reports
 
-    def _usage_of(self, choice: Choice) -> Usage:
+    def _usage_of(self, choice: ReplyChoice) -> Usage:
         """The usage of one choice until now."""
         assert choice.report is not None  # it comes first
         return usage_object([choice.report], [choice])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemserve.api.replies.choice import Choice, attention_of
+from gemserve.api.replies.choice import ReplyChoice, attention_of
 from gemserve.api.replies.failures import finish_reason
 from gemserve.api.replies.logprobs import CompletionLogprobWriter, TokenTexts
 from gemserve.api.replies.reply_types import (
@@ -53,7 +53,7 @@ class CompletionFormat:
         """The prompt's ids are in the choice: there may be several prompts."""
         return {**head, "object": "text_completion", "choices": parts, **extras}
 
-    def choice(self, choice: Choice, finished: Finished) -> CompletionChoice:
+    def choice(self, choice: ReplyChoice, finished: Finished) -> CompletionChoice:
         return {
             "index": choice.index,
             "text": choice.echo + choice.text,
@@ -64,26 +64,26 @@ class CompletionFormat:
             **choice.id_extras(choice.token_ids),
         }
 
-    def first_part(self, choice: Choice) -> CompletionPart:
+    def first_part(self, choice: ReplyChoice) -> CompletionPart:
         return {**self._part(choice, choice.echo), **choice.prompt_extras}
 
-    def prompt_part(self, choice: Choice, scored: PromptScored) -> CompletionPart:
+    def prompt_part(self, choice: ReplyChoice, scored: PromptScored) -> CompletionPart:
         return self._part(choice, "", self._logprobs(choice, (), scored))
 
-    def text_part(self, choice: Choice, delta: TextDelta) -> CompletionPart:
+    def text_part(self, choice: ReplyChoice, delta: TextDelta) -> CompletionPart:
         part = self._part(choice, delta.text, self._logprobs(choice, delta.logprobs))
         return {**part, **choice.id_extras(delta.token_ids)}
 
-    def idle_part(self, choice: Choice) -> CompletionPart:
+    def idle_part(self, choice: ReplyChoice) -> CompletionPart:
         return self._part(choice, "")
 
-    def last_part(self, choice: Choice, finished: Finished) -> CompletionPart:
+    def last_part(self, choice: ReplyChoice, finished: Finished) -> CompletionPart:
         part = self._part(choice, "")
         return {**part, "finish_reason": finish_reason(finished), **attention_of(finished)}
 
     def _logprobs(
         self,
-        choice: Choice,
+        choice: ReplyChoice,
         tokens: Sequence[TokenLogprob],
         scored: PromptScored | None = None,
     ) -> CompletionLogprobs | None:
@@ -100,7 +100,7 @@ class CompletionFormat:
 
     @staticmethod
     def _part(
-        choice: Choice, text: str, logprobs: CompletionLogprobs | None = None
+        choice: ReplyChoice, text: str, logprobs: CompletionLogprobs | None = None
     ) -> CompletionPart:
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": None}
 

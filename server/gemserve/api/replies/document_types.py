@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import TypedDict  # typing's tells pydantic too little before Python 3.12
 
-from gemserve.api.documents import store
+from gemserve.api.documents import document_store
 from gemserve.api.replies.reply_types import NonNegative
 from gemserve.engine.cache.state import StoredDocument
 
@@ -15,14 +15,14 @@ from gemserve.engine.cache.state import StoredDocument
 class Document(TypedDict):
     """`tokens`: of the text alone. `cached_tokens`: those that the document cache has now."""
 
-    id: Annotated[str, Field(pattern=store.ID_PATTERN)]
+    id: Annotated[str, Field(pattern=document_store.ID_PATTERN)]
     object: Literal["document"]
     name: str | None
     created_at: NonNegative
     expires_at: NonNegative
     bytes: NonNegative
     tokens: NonNegative
-    status: store.Status
+    status: document_store.Status
     error: Annotated[str | None, Field(description="Why the warm-up failed.")]
     cached_tokens: NonNegative
     pinned: bool
@@ -49,7 +49,7 @@ class FileText(TypedDict):
     pages: NonNegative | None
 
 
-def document_object(document: store.Document, cached: StoredDocument | None) -> Document:
+def document_object(document: document_store.Document, cached: StoredDocument | None) -> Document:
     """`cached`: what the document cache has of it."""
     is_pinned = document.is_pinned
     if document.status != "warming":

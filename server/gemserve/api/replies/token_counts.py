@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from gemserve.api.replies.choice import Choice
+from gemserve.api.replies.choice import ReplyChoice
 from gemserve.api.replies.reply_types import FilterObject, Usage
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
@@ -20,7 +20,7 @@ def filter_object(report: FilterReport) -> FilterObject:
     return {**asdict(report), "filter_ms": round(report.filter_ms, 3)}
 
 
-def usage_object(reports: Sequence[FilterReport], choices: Sequence[Choice]) -> Usage:
+def usage_object(reports: Sequence[FilterReport], choices: Sequence[ReplyChoice]) -> Usage:
     """Usage of a reply to prompts with these reports, and with these choices until now.
 
     `prompt_tokens` counts what the client sent, not what the filter kept.

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, cast
 
 from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
+from gemserve.api.documents.document_store import Document
 from gemserve.api.documents.finder import check_chars
-from gemserve.api.documents.store import Document
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import MAX_CHOICES, NumChoices, NumTop
 from gemserve.api.requests.document_reference import DocumentReference

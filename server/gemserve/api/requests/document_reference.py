@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from gemserve.api.documents.document_store import ID_PATTERN, Document
 from gemserve.api.documents.finder import Finder
-from gemserve.api.documents.store import ID_PATTERN, Document
 
 NOT_FOUND = "document_not_found"  # the type of pydantic's error
 

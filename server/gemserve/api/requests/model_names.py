@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.api.requests.base_bodies import ModelBody
 from gemserve.contract.adapters import AdapterInfo, LoadedAdapter
 from gemserve.errors import (

@@ -31,7 +31,7 @@ _RESTS = 3.0
 T = TypeVar("T")
 
 
-class Turns:
+class TenantTurns:
     """Gives so many turns at a time to tenants. It is used on the event loop only.
 
     A tenant leaves some free for others, and has its own in the order of its requests.
@@ -118,7 +118,7 @@ class TextTurns:
 
     def __init__(self, is_alone: Callable[[bytes], bool] = lambda tenant: True) -> None:
         """`is_alone`: has no other tenant than this one requests in progress?"""
-        self._short, self._long = Turns(_short_at_once()), Turns(LONG_AT_ONCE)
+        self._short, self._long = TenantTurns(_short_at_once()), TenantTurns(LONG_AT_ONCE)
         self._is_alone = is_alone
 
     async def run(self, http: Request, tenant: bytes, num_bytes: int, work: Callable[[], T]) -> T:
@@ -170,7 +170,7 @@ def _short_at_once() -> int:
     return max(2, min(_MOST_SHORT_AT_ONCE, len(os.sched_getaffinity(0)) // 2))
 
 
-async def _wait_for_turn(turns: Turns, tenant: bytes, leaving: asyncio.Future[None]) -> None:
+async def _wait_for_turn(turns: TenantTurns, tenant: bytes, leaving: asyncio.Future[None]) -> None:
     taking = asyncio.ensure_future(turns.take(tenant))
     try:
         await asyncio.wait([taking, leaving], return_when=asyncio.FIRST_COMPLETED)

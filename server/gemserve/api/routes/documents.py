@@ -14,14 +14,14 @@ from fastapi import Request as HttpRequest
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
-from gemserve.api.documents.file_queue import FileQueue
-from gemserve.api.documents.store import (
+from gemserve.api.documents.document_store import (
     Document,
     DocumentStore,
     Wish,
     held_bytes,
     new_document_id,
 )
+from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object

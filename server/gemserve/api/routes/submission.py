@@ -18,8 +18,8 @@ from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
+from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
-from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests

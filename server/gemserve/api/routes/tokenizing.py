@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request, Response
 
 from gemserve.api.access.keys import tenant_of
+from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
-from gemserve.api.documents.store import DocumentStore
 from gemserve.api.replies.large_replies import SlicedResponse, encoded_slices
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
 from gemserve.api.requests.json_body import parse_body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gemserve.api.documents.store import Document
+from gemserve.api.documents.document_store import Document
 from gemserve.api.replies.event_reader import Observer
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.contract.events import Filtered, Finished

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gemserve.adapters.store import AdapterStore
+from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.api.telemetry.loop_watch import LoopWatch

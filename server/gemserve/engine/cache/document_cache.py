@@ -24,7 +24,7 @@ from gemserve.contract.reading_notes import CacheEntry
 from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, num_common
 from gemserve.engine.cache.state import CacheCounts, StoredDocument
-from gemserve.engine.memory import MemoryPool, Share, Span
+from gemserve.engine.memory import MemoryPool, MemoryShare, Span
 from gemserve.kv_layout import KVLayout
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
@@ -66,7 +66,7 @@ class CachedDocument:
 
     key: CacheKey
     tokens: Tokens
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryShare, ...]
     ids: frozenset[str] = frozenset()
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
@@ -231,7 +231,7 @@ class DocumentCache:
         key: CacheKey,
         name: bytes,
         tokens: Tokens,
-        share: Share,
+        share: MemoryShare,
         ids: Collection[str] = (),
         is_pinned: bool = False,
         *,
@@ -305,7 +305,7 @@ class DocumentCache:
         self,
         key: CacheKey,
         tokens: Tokens,
-        shares: tuple[Share, ...],
+        shares: tuple[MemoryShare, ...],
         ids: Collection[str] = (),
         is_pinned: bool = False,
         *,

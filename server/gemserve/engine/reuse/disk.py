@@ -32,7 +32,7 @@ from gemserve.engine.cache.document_cache import (
 from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain, hash_window
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.cache.state import CacheState, DiskCounts
-from gemserve.engine.memory import KVPlace, Segment, Share
+from gemserve.engine.memory import KVPlace, MemoryShare, Segment
 from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
 from gemserve.engine.reuse.windows import window_key, window_tokens
 from gemserve.engine.sequence.sequence import LiveSequence, State
@@ -346,7 +346,7 @@ class DiskCache:
             span = self._cache.room_for_window(size, spared, key.tenant)
             if span is None:
                 return
-            share = Share(span, info.num_tokens, info.num_tokens)
+            share = MemoryShare(span, info.num_tokens, info.num_tokens)
             document = self._cache.add_window(key, name, tokens, share, info.ids, is_complete=False)
             document.is_saved = True
             reading.used.add(document)

@@ -22,7 +22,7 @@ from gemserve.engine.cache.document_cache import (
     CacheKey,
     DocumentCache,
 )
-from gemserve.engine.memory import KVPlace, MemoryPool, Segment, Share, first_tokens
+from gemserve.engine.memory import KVPlace, MemoryPool, MemoryShare, Segment, first_tokens
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
@@ -35,14 +35,14 @@ MOST_SHARES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CacheSource:
     """Where `count` tokens that a pass begins with are: in `shares`.
 
     `document`: whose shares these are. None: they are a running request's. `is_shared`: the pass
     reads them there; else they are copied.
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryShare, ...]
     count: int
     document: CachedDocument | None
     is_shared: bool = False
@@ -91,20 +91,20 @@ def _segment(place: KVPlace, piece: Piece, layout: KVLayout) -> Segment:
 
 def find_source(
     cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
-) -> Source | None:
+) -> CacheSource | None:
     """Where most of what the sequence's pass begins with is."""
     document, count = find_cached(cache, sequence)
     other, other_count = find_answering(cache, sequence, running)
     if other is not None and other_count > count:
-        share = Share(other.memory, other.capacity, other_count, other.room)
-        return Source((share,), other_count, None)
+        share = MemoryShare(other.memory, other.capacity, other_count, other.room)
+        return CacheSource((share,), other_count, None)
     if document is None:
         return None
     shares = first_tokens(document.shares, count)
     # a short beginning would keep the whole span of a long document from becoming free
     is_most = 2 * shares[-1].count >= shares[-1].capacity
     is_shared = document.key.layer is not None and len(shares) <= MOST_SHARES and is_most
-    return Source(shares, count, document, is_shared)
+    return CacheSource(shares, count, document, is_shared)
 
 
 def find_cached(cache: DocumentCache, sequence: LiveSequence) -> tuple[CachedDocument | None, int]:
@@ -180,7 +180,7 @@ def leave_filter_pass(
         sequence.span.is_private = span.is_private
     pool.shrink(span, pass_units)
     count = len(tokens) - sequence.num_shared
-    shares, sequence.shared = (*sequence.shared, Share(span, count, count)), ()
+    shares, sequence.shared = (*sequence.shared, MemoryShare(span, count, count)), ()
     cache.add(key, tokens, shares, ids, is_pinned)
 
 
@@ -211,7 +211,7 @@ def leave_whole_prompt(
         windowed = 2 * layout.windowed
         areas += [(windowed, room.num_saved, left.num_saved), (windowed, room.recent, left.recent)]
     pool.repack(span, areas)
-    share = Share(span, count, count, left)
+    share = MemoryShare(span, count, count, left)
     num_stable = sequence.plan.num_stable if sequence.begins_alike else 0
     cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
 

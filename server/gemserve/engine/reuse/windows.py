@@ -16,7 +16,7 @@ from gemserve.contract.reading_notes import HeldPart
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
-from gemserve.engine.memory import MemoryPool, Share
+from gemserve.engine.memory import MemoryPool, MemoryShare
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
@@ -72,7 +72,7 @@ def leave_windows(
             if span is None:
                 continue
             pool.copy(read.text.start, span)
-            share = Share(span, read.text.capacity, read.text.count)
+            share = MemoryShare(span, read.text.capacity, read.text.count)
             tokens = window_tokens(reading, sequence, read.index)
             documents = _documents_in(request, window)
             document = cache.add_window(key, window.name, tokens, share, documents, request.pin)
@@ -152,7 +152,7 @@ def awaits_windows(
     return False
 
 
-def found_windows(sequence: LiveSequence) -> list[Share]:
+def found_windows(sequence: LiveSequence) -> list[MemoryShare]:
     """What a sequence's pass owns of the cache."""
     reading = sequence.window_pass
     return [] if reading is None else list((reading.found or {}).values())

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from gemserve.engine.scheduling.time_shares import (
     SHARED_STEP_S,
-    Load,
     Portion,
     StepTimes,
+    TenantLoad,
     divide,
 )
 
@@ -77,7 +77,7 @@ class Pace:
         """Seconds that a FLOP of a prompt's pass takes. None: no pass has been measured."""
         return self._seconds_per_cost
 
-    def divide(self, loads: Sequence[Load]) -> Portion:
+    def divide(self, loads: Sequence[TenantLoad]) -> Portion:
         """What several tenants may have of a step: see `time_shares.divide`."""
         return divide(loads, self._step_times.seconds_of, _reading_of)
 
@@ -136,7 +136,7 @@ def _multiple(decoding: int, unread: int) -> float:
     return min(MOST_PER_DECODE, LEAST_PER_DECODE * max(1.0, unread / decoding))
 
 
-def _reading_of(load: Load) -> float:
+def _reading_of(load: TenantLoad) -> float:
     return _multiple(load.decoding, load.unread) if load.unread else 0.0
 
 

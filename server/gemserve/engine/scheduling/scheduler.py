@@ -20,7 +20,7 @@ from gemserve.engine.memory import KVPlace, MemoryPool
 from gemserve.engine.reuse.cheapest_way import is_cheaper_whole
 from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
-    Source,
+    CacheSource,
     awaits_leader,
     find_source,
     leave_filter_pass,
@@ -37,7 +37,7 @@ from gemserve.engine.reuse.windows import (
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.scheduling.prompt_lookup import PromptLookup
-from gemserve.engine.scheduling.time_shares import Portion, Turns
+from gemserve.engine.scheduling.time_shares import Portion, TimeTurns
 from gemserve.engine.sequence.sequence import LAST, LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
 from gemserve.engine.sequence.window_pass import WindowPass
@@ -82,7 +82,7 @@ class Scheduler:
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
         self._awaits_compaction = False
-        self._turns = Turns()
+        self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
         self.running: list[LiveSequence] = []
@@ -198,7 +198,7 @@ class Scheduler:
         self.cache.check_integrity()
         self.pool.check_owners(owned)
 
-    def _take_over(self) -> list[tuple[LiveSequence, Source]]:
+    def _take_over(self) -> list[tuple[LiveSequence, CacheSource]]:
         """What the first sequence whose filter has just chosen takes over from others, if anything.
 
         The kept tokens may begin like those of an earlier choice. The others wait for their turn,
@@ -212,7 +212,7 @@ class Scheduler:
                 return [(sequence, source)]
         return []
 
-    def _admit(self, taken: list[tuple[LiveSequence, Source]], *, is_shared: bool) -> None:
+    def _admit(self, taken: list[tuple[LiveSequence, CacheSource]], *, is_shared: bool) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
@@ -282,7 +282,7 @@ class Scheduler:
 
     def _fitting(
         self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
-    ) -> tuple[Source | None, int]:
+    ) -> tuple[CacheSource | None, int]:
         """What a waiting sequence takes over, and the memory that it needs then.
 
         It is read whole if it may be, if that is cheaper, and if there is memory for it.
@@ -301,7 +301,7 @@ class Scheduler:
 
     def _fitting_as_is(
         self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
-    ) -> tuple[Source | None, int]:
+    ) -> tuple[CacheSource | None, int]:
         """The same for the way that the sequence is to be read.
 
         It takes over nothing if only the memory of that would let it run.
@@ -316,14 +316,14 @@ class Scheduler:
         return None, sequence.reserved_units(self._layout)
 
     def _available(
-        self, size: int, source: Source | None, copied: list[CachedDocument], can_evict: bool
+        self, size: int, source: CacheSource | None, copied: list[CachedDocument], can_evict: bool
     ) -> int:
         """Units that a sequence which needs `size` can have now."""
         if size <= self.pool.free or not can_evict:
             return self.pool.free
         return self.cache.available(size, _spared(source, copied))
 
-    def _begin_pass(self, sequence: LiveSequence, source: Source | None) -> None:
+    def _begin_pass(self, sequence: LiveSequence, source: CacheSource | None) -> None:
         """Begin an admitted sequence's pass behind the tokens that it takes over."""
         count = sequence.done = 0 if source is None else source.count
         if source is not None:
@@ -342,7 +342,7 @@ class Scheduler:
         sequence.state, sequence.num_cached = State.FILTERING, count
         self.begin_load(sequence, count)
 
-    def _place_windows(self, sequence: LiveSequence, source: Source | None = None) -> None:
+    def _place_windows(self, sequence: LiveSequence, source: CacheSource | None = None) -> None:
         """Say where a sequence's layers with a sliding window have their tokens from now on."""
         room = sequence.new_room(self._layout)
         if room is not None and source is not None:
@@ -493,7 +493,7 @@ def _decode_row(sequence: LiveSequence) -> DecodeRow:
     )
 
 
-def _spared(source: Source | None, copied: list[CachedDocument]) -> list[CachedDocument]:
+def _spared(source: CacheSource | None, copied: list[CachedDocument]) -> list[CachedDocument]:
     """Documents that must not give way to a sequence that takes over `source`."""
     document = None if source is None else source.document
     return copied if document is None else [*copied, document]

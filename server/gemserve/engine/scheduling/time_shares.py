@@ -43,7 +43,7 @@ _SMOOTHING = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TenantLoad:
     """How many sequences of one tenant decode, and how many have prompts that are not read yet."""
 
     decoding: int
@@ -130,18 +130,20 @@ class Presence:
 
 def loads_of(
     sequences: Iterable[LiveSequence], is_decoding: Callable[[LiveSequence], bool]
-) -> list[Load]:
+) -> list[TenantLoad]:
     """The load of each tenant that has sequences."""
     decoding: Counter[bytes] = Counter()
     unread: Counter[bytes] = Counter()
     for sequence in sequences:
         (decoding if is_decoding(sequence) else unread)[sequence.request.tenant] += 1
     tenants = decoding.keys() | unread.keys()
-    return [Load(decoding[tenant], unread[tenant], tenant) for tenant in sorted(tenants)]
+    return [TenantLoad(decoding[tenant], unread[tenant], tenant) for tenant in sorted(tenants)]
 
 
 def divide(
-    loads: Sequence[Load], seconds_of: Callable[[int], float], reading_of: Callable[[Load], float]
+    loads: Sequence[TenantLoad],
+    seconds_of: Callable[[int], float],
+    reading_of: Callable[[TenantLoad], float],
 ) -> Portion:
     """What a cycle may have while several tenants have work, or may have some at any time.
 
@@ -156,7 +158,7 @@ def divide(
     if len(loads) == 1:
         return Portion(most, None)
 
-    def cycle_s(load: Load) -> float:
+    def cycle_s(load: TenantLoad) -> float:
         return seconds_of(min(load.decoding, most)) * (1 + reading_of(load))
 
     decoding = [load for load in loads if load.decoding]
@@ -191,7 +193,7 @@ def divide(
     return Portion(rows, sum(reading.values()), reading, least.tenant, joined)
 
 
-class Turns:
+class TimeTurns:
     """Whose turn it is to be in a decode step."""
 
     def __init__(self) -> None:

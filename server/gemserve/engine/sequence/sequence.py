@@ -14,7 +14,7 @@ from gemserve.contract.requests import Request
 from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
-from gemserve.engine.memory import KVPlace, Share, Span
+from gemserve.engine.memory import KVPlace, MemoryShare, Span
 from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
@@ -54,7 +54,7 @@ class LiveSequence:
     generated: list[int] = field(default_factory=list)
     chosen: Sequence[int] | None = field(init=False)  # kept positions; None: not chosen yet, or all
     span: Span | None = None
-    shared: tuple[Share, ...] = ()
+    shared: tuple[MemoryShare, ...] = ()
     room: WindowRoom | None = None
     is_loading: bool = False  # its filter pass waits for what the disk has of it
     num_cached: int = 0  # tokens of its filter pass that the document cache had

@@ -15,7 +15,7 @@ from gemserve.contract.events import WindowsRead
 from gemserve.contract.filter_plan import WindowPlan
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument
-from gemserve.engine.memory import Segment, Share
+from gemserve.engine.memory import MemoryShare, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class WindowPass:
     groups: list[range] = field(init=False)
     lent: set[int] = field(default_factory=set)
     arrived: dict[int, WindowsRead] = field(default_factory=dict)
-    found: dict[int, Share] | None = None
+    found: dict[int, MemoryShare] | None = None
     used: set[CachedDocument] = field(default_factory=set)
     num_cached: int = 0  # windows
     _unread: list[int] = field(init=False)

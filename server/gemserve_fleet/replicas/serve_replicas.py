@@ -36,7 +36,7 @@ def serve_replicas(
     """
     num_gpus = _num_gpus(model, num_replicas)
     prepare_environment()
-    from gemserve.http_server.server import http_server
+    from gemserve.http_server.draining_server import http_server
     from gemserve_fleet.replicas.ingress import create_ingress
     from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
     from gemserve_fleet.replicas.ray_replicas import RayReplicas

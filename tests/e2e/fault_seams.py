@@ -9,7 +9,7 @@ import torch
 from greenlet import getcurrent
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-from gemserve.adapters import kinds, store
+from gemserve.adapters import adapter_store, kinds
 from gemserve.api.replies import choices_reply
 from gemserve.decoding.detokenize import TextStream
 from gemserve.decoding.grammar import Matcher
@@ -132,7 +132,7 @@ SEAMS: dict[str, Seam] = {
     "grammar": Seam(Matcher, "allowed", _always),
     "detokenizer": Seam(TextStream, "push", _has_stop),
     "reply": Seam(choices_reply, "data_event", _is_streamed, limit=1),
-    "adapter load": Seam(store, "load_adapter", _always),
+    "adapter load": Seam(adapter_store, "load_adapter", _always),
     "adapter file": Seam(kinds, "read_folder", _always, _spoil_tensors),
     "cache copy": Seam(runner, "copy_tokens", _is_copied),
     "cache write": Seam(FileWriter, "add", _always),

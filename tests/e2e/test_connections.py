@@ -18,7 +18,7 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.config import ServerConfig
 from gemserve.http_server import connections as http_connections
-from gemserve.http_server import server as http_server_module
+from gemserve.http_server import draining_server as http_server_module
 from gemserve.http_server.draining_server import HttpServer, http_server
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, serving_over, wait_for
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemserve.adapters import store as store_module
+from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import ConfigError
 from gemserve.model.causal_model import CausalModel

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemserve.adapters import store as store_module
+from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound
 from gemserve.model.causal_model import CausalModel

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.adapters import store as store_module
+from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.contract.events import Finished
 from gemserve.model.causal_model import CausalModel

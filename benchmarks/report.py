@@ -90,7 +90,7 @@ PARTS = (
     Part(
         "Needles in prose",
         "More is better. Share of right answers of the built-in model, which shows that the "
-        "machinery works; docs/evaluation.md has real models.",
+        "machinery works; docs/filtering.md has pretrained models.",
         [
             *("-m", "gemserve.cli.main", "eval", "needle", "--methods", "none,gemfilter,sieve"),
             *("--lengths", "1024,4096", "--samples", "10", "--json"),

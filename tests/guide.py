@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md and other pages, taken from there and run as a reader would."""
+"""The examples of docs/clients.md, taken from there and run as a reader would."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INTERPRETERS = {
 }
 
 
-def examples(heading: str, language: str, page: Path = PAGE) -> list[str]:
+def examples(heading: str, language: str) -> list[str]:
     """The blocks of one language under a heading; "" is what stands before the first."""
-    sections = re.split(r"^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = re.split(r"^##+ (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     titles = ["", *sections[1::2]]
     body = sections[::2][titles.index(heading)]
     return re.findall(rf"^```{language}\n(.*?)^```$", body, flags=re.MULTILINE | re.DOTALL)

@@ -22,7 +22,7 @@ PAGES = (
     "start.html",
     "how-it-works.html",
     "guides/when-something-is-wrong.html",
-    "choosing/comparison.html",
+    "choosing/when-to-use.html",
     "reference/options.html",
     "reference/python.html",
     "http.html",

@@ -17,7 +17,6 @@ import pytest
 from tests.clients.environments import HOW, NODE, OFFLINE, ROOT
 from tests.guide import ADDRESS, examples
 
-PAGE = Path(__file__).parents[2] / "docs" / "coding-agents.md"
 MODEL = "builtin"  # as the guide calls it
 # Nothing listens there: an agent that asks the internet is refused at once.
 NOWHERE = "http://127.0.0.1:9"
@@ -59,7 +58,7 @@ class CodingAgent:
     @property
     def settings(self) -> list[str]:
         """The guide's scripts: what it needs, and perhaps how it sends a filter."""
-        return examples(self.heading, "sh", PAGE)
+        return examples(self.heading, "sh")
 
     def call(self, path: Path) -> Call:
         return {"name": self.tool, "arguments": self.reading(path)}

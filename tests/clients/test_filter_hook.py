@@ -1,4 +1,4 @@
-"""The hook of docs/filter-service.md: gemserve filters what another vendor's model gets."""
+"""The hook of docs/clients.md: gemserve filters what another vendor's model gets."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from tests.clients.environments import python_of
 from tests.clients.servers import NOTES
 from tests.fakes import FakeCore, kept_of
-from tests.guide import PAGE, examples, run_example
+from tests.guide import examples, run_example
 
 TEXT = "Héllo 🌍!"
 CODE = """
@@ -62,9 +62,9 @@ def test_what_else_it_sends(url: str, folder: Path, core: FakeCore) -> None:
         ("The filter in front of another model", "48213"),
     ],
 )
-def test_its_own_page(builtin_url: str, tmp_path: Path, heading: str, expected: str) -> None:
+def test_its_subsections(builtin_url: str, tmp_path: Path, heading: str, expected: str) -> None:
     (tmp_path / "notes.txt").write_text(NOTES, encoding="utf-8")
-    (code,) = examples(heading, "python", PAGE.with_name("langchain.md"))
+    (code,) = examples(heading, "python")
     interpreter = python_of("langchain")
     printed = run_example(code, "python", url=builtin_url, folder=tmp_path, interpreter=interpreter)
     assert expected in printed

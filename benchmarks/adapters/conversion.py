@@ -39,7 +39,6 @@ from gemserve.adapters.kinds import load_adapter
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.events import Finished, TextDelta
-from gemserve.engine.answers import answer_all
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter
@@ -54,7 +53,7 @@ from gemserve_train.convert import ConvertConfig, convert, num_held_out
 from gemserve_train.distill import DistillConfig, Teacher, agreement, distill
 from gemserve_train.evaluation.answer_rules import interval
 from gemserve_train.evaluation.chats import Question, behind_prefix, read_questions
-from gemserve_train.evaluation.evaluate import Evaluation, evaluate
+from gemserve_train.evaluation.evaluate import Evaluation, answer_all, evaluate
 from gemserve_train.parameters import Parameters, PrefixParameters, read_prefix
 
 Chat = list[dict[str, str]]

@@ -6,22 +6,97 @@ import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gemserve.errors import AdapterError
 from gemserve.model.base_model import base_of
 from gemserve.model.causal_model import CausalModel
-from gemserve_train.adapted_model import AdaptedModel
-from gemserve_train.examples import TrainingExample, pack
+from gemserve_train.examples import IGNORED, TrainingExample, pack
+from gemserve_train.forward import Layout, packed_logits, recomputing
 from gemserve_train.loss_curve import history_of, loss_curve
 from gemserve_train.parameters import Parameters
-from gemserve_train.run_clock import RunClock, time_limit
+
+
+class AdaptedModel(nn.Module):
+    """Only the adapter has parameters. `is_recomputing`: see `forward.recomputing`."""
+
+    def __init__(
+        self, base: CausalModel, parameters: Parameters, *, is_recomputing: bool = False
+    ) -> None:
+        super().__init__()
+        self.adapter_parameters = parameters
+        model = parameters.replacement or base
+        # torch does not look for modules in a tuple
+        self._model = (recomputing(model) if is_recomputing else model,)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        layout: torch.Tensor | None = None,
+        **_: Any,
+    ) -> dict[str, torch.Tensor]:
+        """The `loss`: the mean over all labels but `IGNORED` ones, which are not shifted.
+
+        The arguments are what `pack` returns, or, without a `layout`, sequences of one length:
+        [batch, tokens]. The model's head is computed only where there is a label.
+        """
+        if layout is None:
+            rows = Layout(0, (input_ids.shape[1],) * input_ids.shape[0])
+        else:
+            shared, *lengths = layout.tolist()
+            rows = Layout(shared, tuple(lengths))
+        ids, targets = input_ids.flatten(), labels.flatten().clone()
+        # nothing predicts the first token of a sequence
+        targets[[start for start, _ in rows.bounds()]] = IGNORED
+        wanted = (targets[1:] != IGNORED).nonzero().flatten()
+        adapter = self.adapter_parameters.adapter()
+        logits = packed_logits(self._model[0], adapter, ids, rows, wanted=wanted)
+        return {"loss": F.cross_entropy(logits, targets[wanted + 1])}
+
+
+class RunClock:
+    """Counts from where the run was when it was saved last. `path`: the file that keeps it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._before_s = float(json.loads(path.read_text())["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._before_s = 0.0
+        self._start_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._before_s + time.monotonic() - self._start_s
+
+    def save(self) -> None:
+        self._path.write_text(json.dumps({"seconds": self.elapsed_s}) + "\n")
+
+
+def time_limit(clock: RunClock, limit_s: float) -> Any:
+    """A callback of transformers' `Trainer` that evaluates, saves and stops after `limit_s`."""
+    from transformers import TrainerCallback
+
+    class TimeLimit(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if clock.elapsed_s >= limit_s:
+                control.should_evaluate = control.should_save = True
+                control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            clock.save()
+
+    return TimeLimit()
+
 
 _LOGGED = 50  # points of a training loss's curve
 

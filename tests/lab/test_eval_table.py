@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemserve_lab.commands.outcome_table import outcome_table
+from gemserve_lab.commands.evaluate import outcome_table
 from gemserve_lab.run import Row
 
 

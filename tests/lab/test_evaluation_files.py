@@ -182,7 +182,7 @@ def test_what_was_answered_before_a_signal_is_kept(
         return answer(*given)
 
     monkeypatch.setattr("gemserve_lab.run.run_example", answer_two)
-    monkeypatch.setattr("gemserve.cli.progress_count._EVERY_S", 0.0)
+    monkeypatch.setattr("gemserve_lab.commands.evaluate._EVERY_S", 0.0)
     handler = signal.getsignal(number)
     assert main([*arguments, "--json"]) == 128 + number
     assert signal.getsignal(number) is handler

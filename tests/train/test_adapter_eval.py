@@ -10,7 +10,6 @@ import pytest
 
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
-from gemserve.engine.answers import answer_all
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
@@ -19,7 +18,7 @@ from gemserve.model.base_model import base_of
 from gemserve.model.loader import load
 from gemserve_train.evaluation.answer_rules import RULES, interval, matching, paired
 from gemserve_train.evaluation.chats import behind_prefix, draw_shots, read_questions
-from gemserve_train.evaluation.evaluate import answer_loss, evaluate
+from gemserve_train.evaluation.evaluate import answer_all, answer_loss, evaluate
 from gemserve_train.parameters import PrefixParameters
 
 

@@ -12,14 +12,12 @@ import torch
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterError
 from gemserve.model.causal_model import CausalModel
-from gemserve_train.adapted_model import AdaptedModel
 from gemserve_train.examples import IGNORED, TrainingExample, pack
 from gemserve_train.forward import logits_with_gradients
 from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters, count_lora
 from gemserve_train.loss_curve import history_of, loss_curve
 from gemserve_train.parameters import Parameters, PrefixParameters
-from gemserve_train.run_clock import RunClock
-from gemserve_train.trainer import TrainConfig, train
+from gemserve_train.trainer import AdaptedModel, RunClock, TrainConfig, train
 from tests import models
 from tests.model.test_adapters import core_of, generate, prompt, request, run
 from tests.train.test_adapter_training import parameters_of, toy_examples

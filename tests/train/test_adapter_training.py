@@ -17,7 +17,6 @@ from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.causal_model import CausalModel
 from gemserve_kernels import Partial
-from gemserve_train.adapted_model import AdaptedModel
 from gemserve_train.conversion_texts import ConversionText
 from gemserve_train.convert import ConvertConfig, convert
 from gemserve_train.distill import Teacher, agreement
@@ -31,7 +30,7 @@ from gemserve_train.parameters import (
     count_parameters,
     read_prefix,
 )
-from gemserve_train.trainer import TrainConfig, TrainResult, train
+from gemserve_train.trainer import AdaptedModel, TrainConfig, TrainResult, train
 from tests import models
 from tests.model.test_adapters import core_of, prompt, request, run
 

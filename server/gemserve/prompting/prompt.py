@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,28 @@ from gemserve.prompting.protected import (
     with_question,
 )
 from gemserve.prompting.question import chat_question, ids_question, text_question
-from gemserve.prompting.separators import separators
 from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, text_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
 from gemserve.prompting.window_anchor import window_anchor
 from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
+
+
+@lru_cache(maxsize=16)
+def separators(tokenizer: Any) -> Separators:
+    """A blank line and a line's end as they follow a word in this tokenizer's texts."""
+    return Separators(
+        blank_line=_behind_a_word(tokenizer, "\n\n"), line_end=_behind_a_word(tokenizer, "\n")
+    )
+
+
+def _behind_a_word(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The tokens of `text`; none if it is part of the word's token."""
+    word: list[int] = encode(tokenizer, "a", add_special_tokens=False).ids
+    both: list[int] = encode(tokenizer, f"a{text}", add_special_tokens=False).ids
+    return tuple(both[len(word) :]) if both[: len(word)] == word else ()
+
 
 _LAST_BLANKS = 4  # tokens of what ends a prompt that are kept however many there are
 _ANSWER_TOKENS = 8  # at the end of a prompt without roles, where it may say "Answer:"

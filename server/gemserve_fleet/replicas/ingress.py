@@ -27,16 +27,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
-from gemserve.api.error_replies import error_response
+from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.outer_middleware import Counts, add_outer_middleware
+from gemserve.api.replies.server_sent_events import DONE, EVENTS, data_event
 from gemserve.config import ServerConfig
 from gemserve.errors import EngineDead, GemserveError, QuotaExceeded, ReplicaUnavailable
+from gemserve.wings import wings
 from gemserve_fleet.replicas.adapter_copies import PATH as ADAPTERS_PATH
 from gemserve_fleet.replicas.adapter_copies import AdapterCopies
 from gemserve_fleet.replicas.document_copies import PATH as DOCUMENTS_PATH
 from gemserve_fleet.replicas.document_copies import DocumentCopies
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
-from gemserve_fleet.replicas.lost_streams import STREAM_TYPES, last_words
 from gemserve_fleet.replicas.messages import (
     Accepted,
     ChoicesAdded,
@@ -50,6 +51,20 @@ from gemserve_fleet.replicas.messages import (
 from gemserve_fleet.replicas.replica_calls import ReplicaFailed, ReplicaLost, Replicas
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.text_chunks import LEAST_CHUNK, TextChunk, chunk_salt, text_chunks
+
+STREAM_TYPES = (EVENTS.encode(), b"application/x-ndjson")
+
+
+def last_words(path: str, message: str, code: str, request_id: str, last_body: bytes) -> bytes:
+    """One error, and `[DONE]` where the protocol has it. `last_body`: what was sent before."""
+    for wing in wings():
+        said = wing.last_words(
+            path, message=message, code=code, request_id=request_id, last_body=last_body
+        )
+        if said is not None:
+            return said
+    return (data_event(error_body(message, kind="overloaded_error", code=code)) + DONE).encode()
+
 
 log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked

@@ -21,7 +21,6 @@ from gemserve.cli.options import (
     read_value,
     read_window,
 )
-from gemserve.cli.progress_count import counted
 from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
 from gemserve.ending_signals import EndedBySignal, ending_signals_raised
 from gemserve.errors import ConfigError
@@ -35,11 +34,76 @@ from gemserve_lab.commands.eval_batches import (
     file_batches,
     generated_batches,
 )
-from gemserve_lab.commands.outcome_table import outcome_table
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.engine.core import Core
     from gemserve_lab.run import Outcome
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gemserve.cli.tables import aligned
+
+if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
+    from gemserve_lab.run import Row
+
+_HEADS = ("subtask", "tokens", "n", "method", "kept", "score", "recall", "whole")
+_TEXTS = ("subtask", "method")
+_NOTE = "whole: examples read as none reads them, for --keep is not below their prompt's length"
+
+
+def outcome_table(rows: Sequence[Row], whole: Mapping[tuple[str, int, str], int]) -> list[str]:
+    """What `eval` prints: the methods one below the other, under a heading that they share.
+
+    `whole`: by subtask, tokens and method, how many prompts were too short to leave something out.
+    Columns without a value are not shown.
+    """
+    lines: list[tuple[str, ...]] = []
+    above: tuple[str, ...] = ()
+    for row in rows:
+        shared = (row.subtask, str(row.prompt_tokens), str(row.n))
+        recall = "" if row.recall is None else f"{row.recall:.2f}"
+        count = whole.get((row.subtask, row.prompt_tokens, row.method), 0)
+        unfiltered = f"{count}/{row.n}" if count else ""
+        of_method = (row.method, f"{row.kept_tokens:.0f}", f"{row.score:.2f}", recall, unfiltered)
+        lines.append(("", "", "", *of_method) if shared == above else (*shared, *of_method))
+        above = shared
+    kept = [i for i in range(len(_HEADS)) if any(line[i] for line in lines)]
+    texts = [place for place, i in enumerate(kept) if _HEADS[i] in _TEXTS]
+    shown = aligned([[line[i] for i in kept] for line in (_HEADS, *lines)], texts)
+    return [*shown, _NOTE] if any(whole.values()) else shown
+
+
+_EVERY_S = 10.0
+
+
+@contextmanager
+def counted(what: str, unit: str, total: int) -> Iterator[Callable[[], None]]:
+    """A function to call after each of `total`, which prints on standard error."""
+    from tqdm import tqdm
+
+    done, started_s = 0, time.monotonic()
+    last_s = started_s
+    with tqdm(desc=what, unit=unit, total=total, leave=False, disable=None) as bar:
+
+        def count() -> None:
+            nonlocal done, last_s
+            done += 1
+            bar.update()
+            now_s = time.monotonic()
+            if bar.disable and now_s - last_s >= _EVERY_S:
+                last_s = now_s
+                left_s = (now_s - started_s) / done * (total - done)
+                print(
+                    f"gemserve: {what}: {done:,} of {total:,} {unit}s, about {left_s:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+        if bar.disable:
+            print(f"gemserve: {what}: 0 of {total:,} {unit}s", file=sys.stderr, flush=True)
+        yield count
 
 
 def add_command(commands: Any) -> None:

@@ -6,16 +6,50 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from gemserve.engine.answers import answer_all
+from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.causal_model import CausalModel
 from gemserve_train.evaluation.answer_rules import Rule
 from gemserve_train.evaluation.chats import Question, behind_prefix
 from gemserve_train.forward import answer_logits
+
+
+def answer_all(
+    core: Core,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    adapter: LoadedAdapter | None = None,
+) -> list[str]:
+    """Greedy answers to prompts that are read whole. They share the engine's steps."""
+    assert core.is_idle
+    jobs: dict[Any, int] = {}
+    texts = ["" for _ in prompts]
+    for index, ids in enumerate(prompts):
+        request = Request(
+            request_id=f"answer-{index}",
+            prompt_ids=ids,
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            filter=FilterParams(method="none", keep=16),
+            adapter=adapter,
+        )
+        jobs[core.add(request)] = index
+    while not core.is_idle:
+        for job, event in core.step():
+            if isinstance(event, TextDelta):
+                texts[jobs[job]] += event.text
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+    return texts
+
 
 _BATCH = 8
 

@@ -36,18 +36,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality import rerank_cases
 from benchmarks.quality.rerank_cases import Case
 from benchmarks.shared import results
-from gemserve.api.requests.ranking_requests import reading_request
 from gemserve.config import EngineConfig
 from gemserve.contract.events import Finished
 from gemserve.contract.filter_plan import FilterPlan, SummaryArrays, Window
-from gemserve.filtering.document_scores import (
+from gemserve.llm import LLM
+from gemserve.prompting.ranked_texts import RankedTexts, having_query, query_ids, ranked_texts
+from gemserve_library.ranking.requests import reading_request
+from gemserve_library.ranking.scores import (
     BEST_TOKENS,
     attention_scores,
     relevance,
     word_shares,
 )
-from gemserve.llm import LLM
-from gemserve.prompting.ranked_texts import RankedTexts, having_query, query_ids, ranked_texts
 
 Floats = npt.NDArray[np.float64]
 DEPTHS = (1, 3, 10)

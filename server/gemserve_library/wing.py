@@ -1,4 +1,4 @@
-"""What libraries add to gemserve: endpoints, `filter.library`, and commands."""
+"""What libraries add to gemserve: endpoints, reranking among them, `filter.library`, commands."""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ class OpenedLibraries(OpenedWing):
     def routes(self, parts: AppParts) -> Sequence[Routes]:
         from gemserve_library.api.routes import library_routes
         from gemserve_library.api.uploads import Uploads
+        from gemserve_library.ranking.routes import ranking_routes
 
         shelf = self._shelf
         uploads = None if shelf is None else Uploads(shelf, self._serving.engine)
-        return [library_routes(parts.submitter, shelf, uploads)]
+        return [
+            ranking_routes(parts.submitter, self._serving.builder),
+            library_routes(parts.submitter, shelf, uploads),
+        ]
 
     def close(self) -> None:
         if self._shelf is not None:

@@ -38,7 +38,6 @@ from gemserve.api.routes.inspector import inspector_routes
 from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
-from gemserve.api.routes.ranking import ranking_routes
 from gemserve.api.routes.server_state import server_state_routes
 from gemserve.api.routes.submission import Submitter, WindowSharing
 from gemserve.api.routes.tokenizing import tokenizing_routes
@@ -150,7 +149,6 @@ def _all_routes(
     return [
         completion_routes(submitter, builder),
         filter_routes(submitter, builder),
-        ranking_routes(submitter, builder),
         document_routes(submitter, builder, documents, files),
         document_text_routes(submitter, files),
         tokenizing_routes(builder, models, documents, submitter.turns),

@@ -13,10 +13,10 @@ from fastapi import Response
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
-from gemserve.api.replies.ranking_types import RankedDocument, RankingUsage, Reranked, Scored
-from gemserve.api.requests.ranking_requests import RankingRequests
 from gemserve.contract.events import Finished, WindowsRead
-from gemserve.filtering.document_scores import attention_scores, relevance, word_shares
+from gemserve_library.ranking.reply_types import RankedDocument, RankingUsage, Reranked, Scored
+from gemserve_library.ranking.requests import RankingRequests
+from gemserve_library.ranking.scores import attention_scores, relevance, word_shares
 
 _PER_UNIT = 100  # documents
 

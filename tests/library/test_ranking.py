@@ -13,7 +13,7 @@ from gemserve.contract.prompt_parts import NO_BREAKS
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
-from gemserve.filtering.document_scores import attention_scores
+from gemserve_library.ranking.scores import attention_scores
 from tests.model.test_windows import ANCHOR, NAMES, core_of, ids_of
 
 QUERY = tuple(ids_of(7, 6))

@@ -9,7 +9,6 @@ import numpy as np
 
 from gemserve.api.requests.base_bodies import MAX_CHOICES
 from gemserve.api.requests.engine_requests import EngineRequests
-from gemserve.api.requests.ranking_bodies import WHOLE, RankingBody, RerankBody, ScoreBody
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.contract.adapters import LoadedAdapter
 from gemserve.contract.requests import Request
@@ -18,6 +17,7 @@ from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.prompting.encoding import TokenLimit
 from gemserve.prompting.ranked_texts import RankedTexts, query_ids, ranked_texts
+from gemserve_library.ranking.bodies import WHOLE, RankingBody, RerankBody, ScoreBody
 
 MAX_QUERY_TOKENS = 512  # the last `MAX_QUESTION_TOKENS` are watched
 _MARGIN = 16  # tokens, within which a cut changes how a text is divided

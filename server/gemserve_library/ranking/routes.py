@@ -11,18 +11,18 @@ from fastapi import Request, Response
 
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.error_replies import Error
-from gemserve.api.replies.ranking_reply import (
+from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.routes.operation import Operation, Routes
+from gemserve.api.routes.submission import Submitter
+from gemserve_library.ranking.bodies import RerankBody, ScoreBody
+from gemserve_library.ranking.reply import (
     ReadDocuments,
     read_documents,
     rerank_reply,
     score_reply,
 )
-from gemserve.api.replies.ranking_types import Reranked, Scored
-from gemserve.api.requests.ranking_bodies import RerankBody, ScoreBody
-from gemserve.api.requests.ranking_requests import RankingBuilder, RankingRequests
-from gemserve.api.requests.request_builder import RequestBuilder
-from gemserve.api.routes.operation import Operation, Routes
-from gemserve.api.routes.submission import Submitter
+from gemserve_library.ranking.reply_types import Reranked, Scored
+from gemserve_library.ranking.requests import RankingBuilder, RankingRequests
 
 _DOCUMENTS = ["The heron nests in the alder.", "The mill was sold in May."]
 RERANK = Operation(

@@ -1,0 +1,1 @@
+"""`/rerank` and `/score`: which documents a query looks at most."""

@@ -152,7 +152,7 @@ def test_a_broken_form_is_refused(raw: bytes, words: str) -> None:
         ("a.txt", "Fähre – Café".encode() + b"\xff", "Fähre – Café\ufffd"),
         ("a.txt", "Fähre für 5 €".encode("cp1252"), "Fähre für 5 €"),
         ("a.txt", "Fähre".encode("utf-16"), "Fähre"),
-        ("a.log.gz", gzip.compress(b"bell \x07" + b"x" * 99), "bell " + "x" * 99),
+        ("a.log.gz", gzip.compress(b"bell \x07" + b"x" * 99, mtime=0), "bell " + "x" * 99),
         ("a.rtf", rb"{\rtf1 Caf\'e9}", "Café"),
     ],
 )

@@ -46,7 +46,7 @@ def row_of(family: str) -> Row:
     except ModelError as error:
         return Row(family, "refused", f"| `{family}` | {_plain(_without_subject(str(error)))} |")
     assert compared.is_equal, (family, compared)
-    filters = "prompts of any length" if compared.filter is not None else "up to the window"
+    filters = "any length" if compared.filter is not None else "up to the window"
     step = "yes" if compared.has_step else "no"
     cells = compared.name, _windows(compared), _states(compared), filters, step
     return Row(family, "served", f"| `{family}` | {' | '.join(cells)} |")

@@ -94,8 +94,8 @@ _OF_ONE_PROMPT = ("accelerator", "efficiency", "read_tokens_per_s")
 def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "fleet",
-        "with --fleet: how many replicas a load needs, by simulation (docs/fleet.md). Without it "
-        "--accelerator, --efficiency and --read-tokens-per-s give the times of one prompt, which "
+        "with --fleet: how many replicas a load needs, by simulation "
+        "(docs/several-machines.md). Without it --accelerator, --efficiency and --read-tokens-per-s give the times of one prompt, which "
         "are otherwise those of this machine",
     )
     group.add_argument("--fleet", action="store_true", help="plan a fleet, not one prompt")

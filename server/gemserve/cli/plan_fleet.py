@@ -95,8 +95,9 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "fleet",
         "with --fleet: how many replicas a load needs, by simulation "
-        "(docs/several-machines.md). Without it --accelerator, --efficiency and --read-tokens-per-s give the times of one prompt, which "
-        "are otherwise those of this machine",
+        "(docs/several-machines.md). Without it --accelerator, --efficiency and "
+        "--read-tokens-per-s give the times of one prompt, which are otherwise those of this "
+        "machine",
     )
     group.add_argument("--fleet", action="store_true", help="plan a fleet, not one prompt")
     for option in _OPTIONS:

@@ -2,7 +2,8 @@
 
     serve run gemserve.cli.ray_app:build model=builtin replicas=2
 
-Arguments are the options of `gemserve serve`, without dashes in front. See docs/several-machines.md.
+Arguments are the options of `gemserve serve`, without dashes in front.
+See docs/several-machines.md.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ $(SITE_TOOLS): Makefile
 	$(SITE_TOOLS_BIN)/python -m pip install --quiet $(SITE_PACKAGES)
 	touch $@
 
-# Every command of the start page, the guides and the choosing pages; `make test` runs those of two.
+# Every command of the pages for users; `make test` runs those of two.
 test-docs: setup
 	GEMSERVE_TEST_DOCS=1 $(BIN)/python -m pytest -q -rs tests/pages
 

@@ -2,7 +2,8 @@
 
 Runs the other benchmarks at a GPU's scale, with the shapes of Llama-3.1-8B and random weights: each
 section below in a process of its own, with a time limit. The report says how far the figures are
-from the device's ceilings and from the targets. Nothing is downloaded. docs/gpu.md explains it.
+from the device's ceilings and from the targets. Nothing is downloaded. docs/benchmarks.md explains
+it.
 """
 
 from __future__ import annotations

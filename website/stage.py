@@ -71,7 +71,7 @@ def with_links(source: Path, place: Path) -> str:
 
 def is_about_scripts(place: Path) -> bool:
     """Whether a page's options are mostly those of benchmarks and of `make`."""
-    return place.parts[0] in ("log", "project", "benchmarks.md", "gpu.md")
+    return place.parts[0] in ("log", "project", "benchmarks.md")
 
 
 def site_link(link: str, source: Path, place: Path) -> str:

@@ -1,14 +1,16 @@
 """How many H100s does a load need, with and without windows, filter and cache? By simulation.
 
-Shapes of Llama-3.1-8B, one model on each device, half of NVIDIA's published peaks (what docs/gpu.md
-measured). For each load and way of reading: the smallest fleet that reaches the time to the first
-token, with the project's router. Then, for one load, all ways of routing over the fleet's size.
+Shapes of Llama-3.1-8B, one model on each device, half of NVIDIA's published peaks (what
+docs/benchmarks.md measured). For each load and way of reading: the smallest fleet that reaches the
+time to the first token, with the project's router. Then, for one load, all ways of routing over
+the fleet's size.
 
     python benchmarks/fleet/fleet_size.py --out fleet
     python benchmarks/fleet/fleet_size.py --out fleet --requests 5000 --loads 64k
 
-Nothing is measured here but the simulated fleet: docs/fleet.md says what it leaves out. The folder
-`--out` gets `fleet_size.json` and `fleet_size.png`; the last line of the output is the same JSON.
+Nothing is measured here but the simulated fleet: docs/several-machines.md says what it leaves out.
+The folder `--out` gets `fleet_size.json` and `fleet_size.png`; the last line of the output is the
+same JSON.
 It takes about ten minutes; `--requests` trades time for exactness.
 """
 

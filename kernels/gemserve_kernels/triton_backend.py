@@ -13,7 +13,7 @@ from gemserve_kernels.backends import Backend
 
 
 class TritonBackend(Backend):
-    """Triton kernels on CUDA for every operation but `part`. docs/gpu.md has their speeds."""
+    """Triton kernels on CUDA for every operation but `part`; docs/benchmarks.md has speeds."""
 
     kernels = "triton"
     is_recordable = True

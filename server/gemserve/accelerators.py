@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# H100 80GB, FlashAttention or cuDNN, Llama-3.1-8B's shapes (docs/gpu.md): at 131,072 tokens `none`
-# reaches 0.53 of the peak FLOP/s, the filter pass 0.53; decode steps reach 0.45 to 0.51 of the peak
-# bandwidth with 1 to 256 sequences.
+# H100 80GB, FlashAttention or cuDNN, Llama-3.1-8B's shapes (docs/benchmarks.md): at 131,072 tokens
+# `none` reaches 0.53 of the peak FLOP/s, the filter pass 0.53; decode steps reach 0.45 to 0.51 of
+# the peak bandwidth with 1 to 256 sequences.
 MEASURED_EFFICIENCY = 0.5
 MEMORY_SHARE = 0.9  # of the device's memory, for weights, keys and values
 

@@ -92,7 +92,7 @@ def extend(parser: argparse.ArgumentParser) -> None:
     """Add `--fleet` and its options to `gemserve plan`."""
     group = parser.add_argument_group(
         "fleet",
-        "with --fleet: how many replicas a load needs, by simulation (docs/fleet.md), of the "
+        "with --fleet: how many replicas a load needs, by simulation (docs/several-machines.md), of the "
         "accelerator h100 if no --accelerator is given",
     )
     group.add_argument("--fleet", action="store_true", help="plan a fleet, not one prompt")

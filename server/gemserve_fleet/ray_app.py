@@ -2,7 +2,8 @@
 
     serve run gemserve_fleet.ray_app:build model=builtin replicas=2
 
-Arguments are the options of `gemserve serve`, without dashes in front. See docs/replicas.md.
+Arguments are the options of `gemserve serve`, without dashes in front.
+See docs/several-machines.md.
 """
 
 from __future__ import annotations

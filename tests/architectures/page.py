@@ -20,10 +20,10 @@ from tests.architectures.compare import Compared, compare
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _BEGIN, _END = "<!-- begin: {} -->", "<!-- end: {} -->"
 _HEADS = {
-    "served": "| type | class | sliding windows | states | filter | compiled step |\n"
-    + "|---" * 6
+    "served": "| types | sliding windows | states | filter | compiled step |\n"
+    + "|---" * 5
     + "|\n",
-    "refused": "| type | reason |\n|---|---|\n",
+    "refused": "| types | reason |\n|---|---|\n",
 }
 
 
@@ -46,9 +46,9 @@ def row_of(family: str) -> Row:
     except ModelError as error:
         return Row(family, "refused", f"| `{family}` | {_plain(_without_subject(str(error)))} |")
     assert compared.is_equal, (family, compared)
-    filters = "prompts of any length" if compared.filter is not None else "up to the window"
+    filters = "any length" if compared.filter is not None else "up to the window"
     step = "yes" if compared.has_step else "no"
-    cells = compared.name, _windows(compared), _states(compared), filters, step
+    cells = _windows(compared), _states(compared), filters, step
     return Row(family, "served", f"| `{family}` | {' | '.join(cells)} |")
 
 
@@ -71,15 +71,27 @@ def _without_subject(reason: str) -> str:
 
 
 def _plain(text: str) -> str:
+    """The reason without what would break the table, and without the names of layers' classes."""
+    text = re.sub(r"(?<=its layers) \([^)]*\)(?= are an encoder's)", "", text)
     return text.replace("|", "/").replace("<", "").replace(">", "")
 
 
+def _joined(lines: Iterable[str]) -> list[str]:
+    """One line for all families of which the same is said."""
+    families: dict[str, list[str]] = {}
+    for line in lines:
+        family, said = line.strip("| ").split(" | ", 1)
+        families.setdefault(said, []).append(family)
+    return [f"| {', '.join(named)} | {said} |" for said, named in families.items()]
+
+
 def lines_of(page: str, table: str) -> list[str]:
-    """The lines of one of the page's tables, without its head."""
+    """A line for each family of one of the page's tables."""
     begin, end = _BEGIN.format(table), _END.format(table)
     found = re.search(f"{re.escape(begin)}\n(.*?)\n{re.escape(end)}", page, re.DOTALL)
     assert found is not None, f"docs/models.md has no table {table}"
-    return found[1].splitlines()[2:]
+    cells = [line.strip("| ").split(" | ", 1) for line in found[1].splitlines()[2:]]
+    return [f"| {family} | {said} |" for named, said in cells for family in named.split(", ")]
 
 
 def with_rows(page: str, rows: Iterable[Row]) -> str:
@@ -87,7 +99,7 @@ def with_rows(page: str, rows: Iterable[Row]) -> str:
     rows = sorted(rows, key=lambda row: row.family)
     for table, head in _HEADS.items():
         begin, end = _BEGIN.format(table), _END.format(table)
-        body = head + "\n".join(row.line for row in rows if row.table == table)
+        body = head + "\n".join(_joined(row.line for row in rows if row.table == table))
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{body}\n{end}{rest.split(end)[1]}"
     return page

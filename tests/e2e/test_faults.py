@@ -1,6 +1,6 @@
 """Faults at every seam: one error for one request, right answers for all others, nothing left.
 
-The server is real, with a tiny model. `docs/faults.md` has the matrix and explains its words.
+The server is real, with a tiny model. `docs/limits.md` has the matrix and explains its words.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def test_a_smaller_fleet_than_the_smallest_is_too_slow() -> None:
 
 
 def test_costs_are_those_that_were_measured_on_an_h100() -> None:
-    """docs/gpu.md, cuDNN's attention. The model is not fitted: half of the published peaks."""
+    """docs/benchmarks.md, with cuDNN's attention. The model is half of the peaks, not fitted."""
     assert _llama("whole", 131_072).reading_s(0) == pytest.approx(12.0, rel=0.1)
     filtered = _llama("one_pass", 131_072)
     assert filtered.read_s == pytest.approx(4.87, rel=0.1)

@@ -60,16 +60,15 @@ def examples(page: str) -> list[Any]:
     return [yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
 
 
-@pytest.mark.parametrize("page", ["replicas.md", "scaling.md"])
-def test_the_configuration_of_a_page_is_accepted(page: str) -> None:
-    (config,) = (each for each in examples(page) if "applications" in each)
+def test_the_configuration_of_the_page_is_accepted() -> None:
+    (config,) = (each for each in examples("several-machines.md") if "applications" in each)
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert application.import_path == "gemserve_fleet.ray_app:build"
     assert build(application.args)._bound_deployment.name == "ingress"
 
 
 def test_the_number_of_replicas_of_the_page_changes_deployments_that_are_there() -> None:
-    (config,) = (each for each in examples("scaling.md") if "deployments" in each)
+    (config,) = (each for each in examples("several-machines.md") if "deployments" in each)
     application = ServeApplicationSchema.model_validate({"import_path": "x:y", **config})
     replica, ingress = application.deployments
     assert (replica.name, ingress.name) == ("replica", "ingress")

@@ -2,7 +2,7 @@
 
     python tests/hardening/remove_guards.py [WORD ...]   only tests with one of the words
 
-It takes minutes, so it is no part of `make test`. docs/hardening.md has what it found, and
+It takes minutes, so it is no part of `make test`. docs/limits.md has what it found, and
 tests/unit/test_hardening_table.py checks that every text below still stands where it is looked for.
 """
 

@@ -35,6 +35,9 @@ PAGES = [
     DOCS / "index.md",
     DOCS / "start.md",
     DOCS / "how-it-works.md",
+    DOCS / "serving.md",
+    DOCS / "operations.md",
+    DOCS / "several-machines.md",
     *sorted((DOCS / "guides").glob("*.md")),
     *sorted((DOCS / "choosing").glob("*.md")),
 ]

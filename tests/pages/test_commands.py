@@ -1,4 +1,4 @@
-"""A reader can type what the start page, the guides and the choosing pages say: every command runs.
+"""A reader can type what the pages for users say: every command runs.
 
 Pages of `IN_SECONDS` are run by `make test`, without the blocks that take minutes. All pages and
 blocks are run by `make test-docs`, which sets `GEMSERVE_TEST_DOCS`.

@@ -1,4 +1,4 @@
-"""docs/hardening.md names tests and guards: each must exist, and each "yes" must be repeatable."""
+"""docs/limits.md names tests and guards: each must exist, and each "yes" must be repeatable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.hardening.remove_guards import REMOVALS, ROOT, Removal, path_of
 
-PAGE = (ROOT / "docs/hardening.md").read_text("utf-8")
+PAGE = (ROOT / "docs/limits.md").read_text("utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in PAGE.split("\n")

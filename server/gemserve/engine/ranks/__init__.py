@@ -1,1 +1,1 @@
-"""Several processes, called ranks, that run one model together: see `docs/ranks.md`."""
+"""Several processes, called ranks, that run one model: see `docs/several-machines.md`."""

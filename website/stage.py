@@ -31,9 +31,7 @@ _OPTION = re.compile(r"^#.*$|\[[^\]]*\]\([^)]*\)|`(--[a-z][a-z0-9-]*)(?: [^`\n]*
 def stage(folder: Path) -> None:
     """Make `folder` anew with all that the site's generator reads. Links lead to its pages."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(
-        DOCS, folder, ignore=lambda within, _: [LOG.name] if Path(within) == DOCS else []
-    )
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns(LOG.name))
     for place in sorted(folder.rglob("*.md")):
         source = DOCS / place.relative_to(folder)
         place.write_text(with_links(source, place.relative_to(folder)), encoding="utf-8")

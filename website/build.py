@@ -72,10 +72,10 @@ def with_plain_corners(page: str) -> str:
 
 
 def pages_left_out() -> list[str]:
-    """Pages of the site that no entry of `nav` names. The log has a page that lists its own."""
+    """Pages of the site that no entry of `nav` names."""
     named = set(names_in(yaml.safe_load(CONFIG.read_text("utf-8"))["nav"]))
     there = {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
-    return sorted(name for name in there - named if not name.startswith("log/"))
+    return sorted(there - named)
 
 
 def names_in(nav: Any) -> Iterator[str]:

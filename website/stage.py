@@ -13,6 +13,8 @@ from website.reference.pages import write_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+# the files of the log are read in the repository; the site has their index only
+LOG = DOCS / "log"
 # pages of the repository's root, and where the site has them
 FROM_ROOT = {
     "CONTRIBUTING.md": "project/contributing.md",
@@ -21,6 +23,7 @@ FROM_ROOT = {
     "README.md": "index.md",  # only links to it: the site has its own first page
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_LABELLED_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 # a heading, a link, or an option in code, which may have a value
 _OPTION = re.compile(r"^#.*$|\[[^\]]*\]\([^)]*\)|`(--[a-z][a-z0-9-]*)(?: [^`\n]*)?`", re.MULTILINE)
 
@@ -28,9 +31,9 @@ _OPTION = re.compile(r"^#.*$|\[[^\]]*\]\([^)]*\)|`(--[a-z][a-z0-9-]*)(?: [^`\n]*
 def stage(folder: Path) -> None:
     """Make `folder` anew with all that the site's generator reads. Links lead to its pages."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(DOCS, folder)
-    for source in sorted(DOCS.rglob("*.md")):
-        place = folder / source.relative_to(DOCS)
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns(LOG.name))
+    for place in sorted(folder.rglob("*.md")):
+        source = DOCS / place.relative_to(folder)
         place.write_text(with_links(source, place.relative_to(folder)), encoding="utf-8")
     for name, target in FROM_ROOT.items():
         if name == "README.md":
@@ -44,9 +47,17 @@ def stage(folder: Path) -> None:
 def with_links(source: Path, place: Path) -> str:
     """The text of a page whose links are those that it needs at `place` in the site.
 
-    The first time that it names an option of the server, this leads to what the option does.
+    A link to a file of the log becomes the name of that file in the repository. The first time
+    that the page names an option of the server, this leads to what the option does.
     """
     parts = re.split(r"(^```.*?^```)", source.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+    def name_log(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(source.parent / match[2].partition("#")[0]))
+        if not target.is_relative_to(LOG):
+            return match[0]
+        path = f"`{target.relative_to(ROOT)}`"
+        return path if match[1] == path else f"{match[1]} ({path})"
 
     def lead(match: re.Match[str]) -> str:
         return site_link(match.group(), source, place)
@@ -64,14 +75,16 @@ def with_links(source: Path, place: Path) -> str:
     return "".join(
         part
         if part.startswith("```")
-        else code_with_bars(_OPTION.sub(explain, _LINK.sub(lead, part)))
+        else code_with_bars(
+            _OPTION.sub(explain, _LINK.sub(lead, _LABELLED_LINK.sub(name_log, part)))
+        )
         for part in parts
     )
 
 
 def is_about_scripts(place: Path) -> bool:
     """Whether a page's options are mostly those of benchmarks and of `make`."""
-    return place.parts[0] in ("log", "project", "benchmarks.md")
+    return place.parts[0] in ("project", "benchmarks.md")
 
 
 def site_link(link: str, source: Path, place: Path) -> str:

@@ -27,7 +27,7 @@ PAGES = (
     "reference/python.html",
     "http.html",
     "models.html",
-    "log/windows.html",
+    "log.html",
 )
 SCREENS = {"desk": (1280, 900), "phone": (360, 760)}
 _RUN_AXE = (

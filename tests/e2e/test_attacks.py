@@ -1,4 +1,4 @@
-"""What an attacker's day found, each over a socket: docs/log/attacks.md has the harm it did."""
+"""What an attacker's day found, each over a socket: docs/log/robustness.md has the harm it did."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from website.reference.errors import codes, status_of
 from website.reference.example_server import example_server, stop_example_server
 from website.reference.markdown import cell, code_with_bars
 from website.reference.pages import PAGES, write_pages
-from website.stage import DOCS, FROM_ROOT, ROOT, site_link, with_links
+from website.stage import DOCS, FROM_ROOT, LOG, ROOT, site_link, stage, with_links
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_page_explains_an_option_once(tmp_path: Path) -> None:
     text = "## `--port`\n\n`--port 80`, `--port`, `--nothing`\n```\n`--model`\n```\n"
     page.write_text(text)
     assert with_links(page, Path("guides/page.md")) == text.replace("`--port 80`", option)
-    assert with_links(page, Path("log/page.md")) == text
+    assert with_links(page, Path("project/page.md")) == text
 
 
 def test_every_endpoint_and_object_is_on_its_page(reference: dict[str, str]) -> None:
@@ -95,8 +95,8 @@ def test_the_status_of_an_error_is_that_of_its_reply() -> None:
 def test_the_menu_has_every_page_once() -> None:
     """`make docs` looks, too; here it is seen by whoever adds a page and builds no site."""
     named = list(names_in(yaml.safe_load(CONFIG.read_text("utf-8"))["nav"]))
-    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
-    there = {name for name in pages if not name.startswith("log/")}
+    pages = [path for path in DOCS.rglob("*.md") if not path.is_relative_to(LOG)]
+    there = {str(path.relative_to(DOCS)) for path in pages}
     expected = there | set(PAGES) | {p for p in FROM_ROOT.values() if p.startswith("project/")}
     assert sorted(named) == sorted(expected)
 
@@ -109,6 +109,19 @@ def test_links_lead_to_where_the_site_has_the_pages() -> None:
     assert read_me == "../serving.md"
     with pytest.raises(ValueError, match=r"docs/guides/tune\.md: \.\./\.\./Makefile: leads to"):
         site_link("../../Makefile", guide, Path("guides/tune.md"))
+
+
+def test_files_of_the_log_are_named_and_not_in_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("website.stage.write_pages", lambda folder: None)
+    stage(tmp_path / "pages")
+    assert not (tmp_path / "pages/log").exists()
+    index = (tmp_path / "pages/log.md").read_text("utf-8")
+    assert "| `docs/log/windows.md` |" in index
+    assert "](log/" not in index
+    measured = (tmp_path / "pages/gpu.md").read_text("utf-8")
+    assert "log (`docs/log/gpu.md`)" in measured
 
 
 def test_bars_in_code_of_a_table_are_seen_as_bars() -> None:

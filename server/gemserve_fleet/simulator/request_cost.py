@@ -15,7 +15,7 @@ from gemserve_fleet.replicas.routing import Reading, TokenCosts
 
 # Among so many answers a router divides a decode step, to say what a token of an answer costs. The
 # replica counts as full, because another answer adds little to a step. Divided among 8, a few
-# answers look like a queue, and documents are sent away from it (docs/log/fleet.md).
+# answers look like a queue, and documents are sent away from it (docs/log/several-machines.md).
 _STREAMS = 256
 
 

@@ -3,7 +3,7 @@
 Each document is judged under a softmax of its own, so its attention does not depend on the others.
 In-context reranking by attention: Chen et al., "Attention in Large Language Models Yields Efficient
 Zero-Shot Re-Rankers", 2024; by few heads: QRHead (Zhang et al., 2025). Both read all documents in
-one prompt. `docs/log/reranking.md` compares the rules.
+one prompt. `docs/log/libraries.md` compares the rules.
 """
 
 from __future__ import annotations

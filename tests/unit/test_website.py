@@ -120,7 +120,7 @@ def test_files_of_the_log_are_named_and_not_in_the_site(
     index = (tmp_path / "pages/log.md").read_text("utf-8")
     assert "| `docs/log/windows.md` |" in index
     assert "](log/" not in index
-    measured = (tmp_path / "pages/gpu.md").read_text("utf-8")
+    measured = (tmp_path / "pages/benchmarks.md").read_text("utf-8")
     assert "log (`docs/log/gpu.md`)" in measured
 
 

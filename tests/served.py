@@ -17,7 +17,6 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import Serving
 from gemserve.http_server.draining_server import HttpServer, http_server
 from gemserve.synthetic.prose import stdlib_sentences
-from gemserve_lab.tasks.haystack import draw_filler
 from tests.fakes import parse_metrics, wait_for
 
 # a filter that keeps exactly so many tokens, whatever attention is like
@@ -91,5 +90,12 @@ def served(serving: Serving) -> Iterator[Served]:
 
 
 def prose(tokenizer: Any, num_tokens: int, seed: int) -> str:
-    """Sentences without a fact that anybody asks for."""
-    return " ".join(draw_filler(tokenizer, stdlib_sentences(), num_tokens, Random(seed)))
+    """Sentences without a fact that anybody asks for: consecutive ones from a random place on."""
+    sentences, encode = stdlib_sentences(), tokenizer.backend_tokenizer.encode
+    start, chosen = Random(seed).randrange(len(sentences)), list[str]()
+    while True:
+        sentence = sentences[(start + len(chosen)) % len(sentences)]
+        num_tokens -= len(encode(f" {sentence}", add_special_tokens=False).ids)
+        if num_tokens < 0:
+            return " ".join(chosen)
+        chosen.append(sentence)

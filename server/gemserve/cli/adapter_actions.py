@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gemserve.cli import adapter_convert, adapter_eval, adapter_inspect, adapter_train
-from gemserve.cli.options import apply_environment
 
 ACTIONS = (adapter_train, adapter_eval, adapter_convert, adapter_inspect)
 
@@ -15,6 +14,3 @@ def add_command(commands: Any) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     for action in ACTIONS:
         action.add_command(actions)
-    for subparser in actions.choices.values():
-        subparser.allow_abbrev = False
-        apply_environment(subparser)

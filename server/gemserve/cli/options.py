@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -471,7 +472,14 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-_TABLE_FIELDS = frozenset(o.field for o in (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS))
+# Flags without a variable, each of one command, and why.
+_OTHER_FORM = "GEMSERVE_ADAPTER is the server's, NAME=PATH; here it is a folder"
+WITHOUT_VARIABLE = {
+    ("gemserve ask", "--adapter"): _OTHER_FORM,
+    ("gemserve adapter eval", "--adapter"): _OTHER_FORM,
+}
+# Flags that may be repeated have their values in one variable, between commas, except these.
+_SEPARATORS = {"--also": "\n"}  # a question may have commas
 
 
 def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) -> None:
@@ -483,6 +491,7 @@ def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) ->
             option.flag,
             action="append" if option.repeats else "store",
             dest=option.field,
+            default=argparse.SUPPRESS,  # then `read_options` looks for the variable
             metavar=option.flag.removeprefix("--").upper().replace("-", "_"),
             help=f"{option.help} (default: {shown}; {option.variable})",
         )
@@ -509,18 +518,65 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
         )
 
 
-def apply_environment(
+def variable_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
+    """The variable that sets a flag of a command. None for words, and for what is no setting."""
+    flag = action.option_strings[-1] if action.option_strings else ""
+    is_setting = not isinstance(action, argparse._HelpAction | argparse._VersionAction)
+    if not flag or not is_setting or (parser.prog, flag) in WITHOUT_VARIABLE:
+        return None
+    return "GEMSERVE_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def _set_flags(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str]
+) -> list[tuple[argparse.Action, str]]:
+    """The flags of a command that variables set, without those that `read_options` reads."""
+    named = ((action, variable_of(parser, action)) for action in parser._actions)
+    return [
+        (action, name)
+        for action, name in named
+        if name is not None and name in environment and action.default is not argparse.SUPPRESS
+    ]
+
+
+def require_no_set_flags(
     parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Let `GEMSERVE_…` variables set those flags of a command that are in no table."""
-    for action in parser._actions:
-        flags = [o for o in action.option_strings if o.startswith("--") and o != "--help"]
-        name = "GEMSERVE_" + flags[0].removeprefix("--").replace("-", "_").upper() if flags else ""
-        if name not in environment or action.dest in _TABLE_FIELDS:
-            continue
-        text = environment[name]
-        is_switch = action.nargs == 0
-        action.default = read_switch(text) if is_switch else text
+    """Let a variable do where a flag is required."""
+    for action, _ in _set_flags(parser, environment):
+        action.required = False
+
+
+def apply_environment(
+    parsed: argparse.Namespace, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> None:
+    """Set the flags that are in no table, and not among the words, from `GEMSERVE_…` variables.
+
+    `parsed.from_variables`: the destinations that were set. Raises one `ConfigError` for all values
+    that are wrong.
+    """
+    parser: argparse.ArgumentParser = parsed.parser
+    given = {word.partition("=")[0] for word in takewhile("--".__ne__, words)}
+    parsed.from_variables, problems = set(), []
+    for action, name in _set_flags(parser, environment):
+        if given.isdisjoint(action.option_strings):
+            try:
+                setattr(parsed, action.dest, _read_variable(parser, action, environment[name]))
+                parsed.from_variables.add(action.dest)
+            except (ValueError, argparse.ArgumentError) as error:
+                said = error.message if isinstance(error, argparse.ArgumentError) else error
+                problems.append(f"{name}={environment[name]}: {said}")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _read_variable(parser: argparse.ArgumentParser, action: argparse.Action, text: str) -> Any:
+    if action.nargs == 0:
+        return read_switch(text)
+    if isinstance(action, argparse._AppendAction):
+        parts = text.split(_SEPARATORS.get(action.option_strings[-1], ","))
+        return [parser._get_values(action, [part.strip()]) for part in parts]
+    return parser._get_values(action, [text])
 
 
 def vars_of(config: Any) -> dict[str, Any]:

@@ -107,12 +107,15 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_no_fleet_options(arguments: argparse.Namespace) -> None:
-    """Raise `ConfigError` if an option of `--fleet` alone is given without it."""
+    """Raise `ConfigError` if a flag of `--fleet` alone is given without it.
+
+    A variable may be there for a server: `GEMSERVE_REPLICAS`, `GEMSERVE_CACHE_MEMORY`.
+    """
     problems = [
         f"{option.name}={value}: has an effect only with --fleet"
         for option in _OPTIONS
         if (value := getattr(arguments, option.name)) is not None
-        and option.name not in _OF_ONE_PROMPT
+        and option.name not in (*_OF_ONE_PROMPT, *arguments.from_variables)
     ]
     if problems:
         raise ConfigError(*problems)

@@ -227,15 +227,6 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "most tokens of a window in which documents are read; auto: the calibration's; off: "
         "prompts are read as one sequence",
     ),
-    Option(
-        "--when-cached",
-        "when_cached",
-        choice("auto", "whole", "filter"),
-        "whole: a prompt that is cached whole, if its request leaves it open, is read whole where "
-        "that is less work, and documents that are asked about repeatedly are read whole in idle "
-        "time; filter: it is filtered; auto: filter if whole documents distract the model, by its "
-        "calibration, else whole",
-    ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "longest prompt read whole"),
     Option(
         "--filter-on-error",
@@ -332,37 +323,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "no limit",
     ),
     Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
-    Option(
-        "--body-memory",
-        "body_memory_bytes",
-        read_bytes,
-        "memory for all request bodies that are being read",
-    ),
-    Option(
-        "--logprobs-memory",
-        "logprobs_memory_bytes",
-        read_bytes,
-        "memory for the log-probabilities that all requests in progress may get",
-    ),
-    Option(
-        "--reply-memory",
-        "reply_memory_bytes",
-        read_bytes,
-        "memory for all large replies that are being written or sent",
-    ),
     Option("--max-connections", "max_connections", number(1), "connections at once"),
-    Option(
-        "--body-timeout",
-        "body_timeout_s",
-        number(0.1, 86400, float),
-        "seconds for a request's body",
-    ),
-    Option(
-        "--read-timeout",
-        "read_timeout_s",
-        number(0.1, 86400, float),
-        "seconds in which a client must read 64 KiB of a reply, or all that is left of it",
-    ),
     Option(
         "--tensor-parallel",
         "tensor_parallel",
@@ -376,22 +337,10 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "seconds without progress, although there is work, after which /health fails; 0: never",
     ),
     Option(
-        "--watchdog-exit",
-        "watchdog_exit",
-        read_switch,
-        "true ends the process, too, with status 70, so that a supervisor restarts it",
-    ),
-    Option(
         "--request-timeout",
         "request_timeout_s",
         number(0.1, 604800, float),
         "seconds for a request, from its place in the queue to its end",
-    ),
-    Option(
-        "--max-queued-tokens",
-        "max_queued_tokens",
-        number(1),
-        "tokens of all prompts that wait or are being read",
     ),
     Option("--api-key-file", "api_key_file", str, "file of keys; clients need one", "none"),
     Option("--admin-key-file", "admin_key_file", str, "file of administrators' keys", "none"),
@@ -445,24 +394,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("--max-documents", "max_documents", number(0), "documents that one key may store"),
     Option("--max-document-bytes", "max_document_bytes", read_bytes, "largest stored document"),
-    Option(
-        "--document-memory",
-        "document_memory_bytes",
-        read_bytes,
-        "memory of the texts of one key's documents",
-    ),
-    Option(
-        "--max-pinned-documents",
-        "max_pinned_documents",
-        number(0),
-        "documents of one key that the document cache does not give up",
-    ),
-    Option(
-        "--max-document-ttl", "max_document_ttl_s", number(1), "seconds that a document may stay"
-    ),
     Option("--library-dir", "library_dir", str, "folder of the libraries of all keys", "none"),
     Option("--max-libraries", "max_libraries", number(0), "libraries that one key may have"),
-    Option("--library-disk", "library_disk_bytes", read_bytes, "disk of one key's libraries"),
     Option("--log-format", "log_format", choice("text", "json"), "text, or a JSON object a line"),
     Option(
         "--otel",

@@ -131,7 +131,7 @@ class EngineConfig:
     calibrate: str = "auto"
     filter_min_tokens: int = 2048
     filter_window: WindowSize = "auto"
-    when_cached: WhenCached = "auto"
+    when_cached: WhenCached = "auto"  # no flag: the calibration knows which is better
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
     max_running: int = 256
@@ -174,15 +174,10 @@ class ServerConfig:
     """Where and how the HTTP server listens.
 
     `served_model_name` None: see `served_name`. `keep_alive_s`: silence after
-    which a stream gets a comment, so that proxies keep it open. `body_memory_bytes`: of all bodies
-    that are being read. `logprobs_memory_bytes`: of the log-probabilities of all requests.
-    `reply_memory_bytes`: of all large replies that are written or sent.
-    `body_timeout_s`: in which a request's body must come.
-    `read_timeout_s`: in which a client must read 64 KiB of a reply. `request_timeout_s`: from a
-    request's place in the queue to its end. `max_queued_tokens`: of all prompts that are not read
-    yet. `max_wait_s`: requests that would wait longer for their first token are refused; None: only
-    the queue's length counts. `watchdog_s`: after which an engine that makes no progress counts as
-    stuck; 0: never. `watchdog_exit`: whether the process then ends.
+    which a stream gets a comment, so that proxies keep it open. `request_timeout_s`: from a
+    request's place in the queue to its end. `max_wait_s`: requests that would wait longer for
+    their first token are refused; None: only the queue's length counts. `watchdog_s`: after which
+    an engine that makes no progress counts as stuck; 0: never.
     `tensor_parallel`: how many processes have the model together. `api_key_file` None: no key is
     needed. `requests_per_minute`, `tokens_per_minute`, `concurrency_per_key`: of each key.
     `cors_origins`: the web pages whose scripts may read replies; "*" for all. `allowed_hosts`:
@@ -190,27 +185,19 @@ class ServerConfig:
     unless it has no keys and only this machine can reach it. `adapter_dir` None: no adapters.
     `adapters`: loaded at start, by name; paths are relative to `adapter_dir`.
 
-    `max_documents`, `document_memory_bytes`, `max_pinned_documents`: limits of the documents that
-    one key has stored; without keys, of all documents. `library_dir`: where libraries are; None:
-    there are none. `max_libraries`, `library_disk_bytes`: limits of one key's libraries. `otel`:
-    whether traces are exported; "auto": if an OTEL_… variable says where to.
+    `max_documents`: that one key has stored; without keys, all documents. `library_dir`: where
+    libraries are; None: there are none. `max_libraries`: of one key. `otel`: whether traces are
+    exported; "auto": if an OTEL_… variable says where to.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
     max_body_bytes: int = 64 << 20
-    body_memory_bytes: int = 256 << 20
-    logprobs_memory_bytes: int = 4 << 30
-    reply_memory_bytes: int = 1 << 30
     max_connections: int = 1000
-    body_timeout_s: float = 120.0
-    read_timeout_s: float = 60.0
     request_timeout_s: float = 3600.0
-    max_queued_tokens: int = 4_000_000
     keep_alive_s: float = 10.0
     watchdog_s: float = 600.0
-    watchdog_exit: bool = False
     tensor_parallel: int = 1
     max_wait_s: float | None = None
     api_key_file: str | None = None
@@ -225,14 +212,20 @@ class ServerConfig:
     adapters: tuple[tuple[str, str], ...] = ()
     max_documents: int = 32
     max_document_bytes: int = 16 << 20
-    document_memory_bytes: int = 64 << 20
-    max_pinned_documents: int = 4
-    max_document_ttl_s: int = 86400
     library_dir: str | None = None
     max_libraries: int = 16
-    library_disk_bytes: int = 16 << 30
     log_format: Literal["text", "json"] = "text"
     otel: Switch = "auto"
+    # What has no flag, because no server has needed another value.
+    body_memory_bytes: int = 256 << 20  # all bodies being read: four of the largest
+    body_timeout_s: float = 120.0  # for a body to come: the largest at 4 Mbit/s
+    read_timeout_s: float = 60.0  # for 64 KiB of a reply to be read: slower is nobody reading
+    logprobs_memory_bytes: int = 4 << 30  # of all requests: 512 bytes for each of 8 million
+    reply_memory_bytes: int = 1 << 30  # of all large replies that are written or sent
+    max_queued_tokens: int = 4_000_000  # of all prompts that are not read yet: minutes of work
+    document_memory_bytes: int = 64 << 20  # of one key's texts: four of the largest
+    max_pinned_documents: int = 4  # of one key, so that others find room in the cache
+    library_disk_bytes: int = 16 << 30  # of one key
 
     def __post_init__(self) -> None:
         """Raise one `ConfigError` for all settings that are wrong.
@@ -242,8 +235,6 @@ class ServerConfig:
         field's name.
         """
         problems = []
-        if self.watchdog_exit and not self.watchdog_s:
-            problems.append("watchdog_exit=True: needs watchdog_s above 0")
         for name in (
             "admin_key_file",
             "requests_per_minute",

@@ -414,7 +414,7 @@ class LogprobsFull(QueueFull):
         GemserveError.__init__(
             self,
             f"logprobs: as many as this request asks for take {needed} bytes of memory; those of "
-            f"the requests in progress take {used} of {limit} (--logprobs-memory).",
+            f"the requests in progress take {used} of {limit}.",
         )
 
 
@@ -427,7 +427,7 @@ class ReplyMemoryFull(QueueFull):
         GemserveError.__init__(
             self,
             f"The reply may take {needed} bytes of memory; those that are being written or sent "
-            f"take {used} of {limit} (--reply-memory).",
+            f"take {used} of {limit}.",
         )
 
 

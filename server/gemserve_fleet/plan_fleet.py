@@ -92,8 +92,8 @@ def extend(parser: argparse.ArgumentParser) -> None:
     """Add `--fleet` and its options to `gemserve plan`."""
     group = parser.add_argument_group(
         "fleet",
-        "with --fleet: how many replicas a load needs, by simulation (docs/several-machines.md), of the "
-        "accelerator h100 if no --accelerator is given",
+        "with --fleet: how many replicas a load needs, by simulation "
+        "(docs/several-machines.md), of the accelerator h100 if no --accelerator is given",
     )
     group.add_argument("--fleet", action="store_true", help="plan a fleet, not one prompt")
     for option in _OPTIONS:
@@ -112,11 +112,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_no_fleet_options(arguments: argparse.Namespace) -> None:
-    """Raise `ConfigError` if an option of `--fleet` alone is given without it."""
+    """Raise `ConfigError` if a flag of `--fleet` alone is given without it.
+
+    A variable may be there for a server: `GEMSERVE_REPLICAS`, `GEMSERVE_CACHE_MEMORY`.
+    """
     problems = [
         f"{option.name}={value}: has an effect only with --fleet"
         for option in _OPTIONS
         if (value := getattr(arguments, option.name)) is not None
+        and option.name not in arguments.from_variables
     ]
     if problems:
         raise ConfigError(*problems)

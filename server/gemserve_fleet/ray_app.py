@@ -29,7 +29,7 @@ TABLES = (
     (SERVER_OPTIONS, ServerConfig),
 )
 # Ray's proxies listen, on what the cluster's configuration says.
-NOT_HERE = ("host", "port", "cache-dir", "watchdog-exit", "tensor-parallel")
+NOT_HERE = ("host", "port", "cache-dir", "tensor-parallel")
 
 
 def build(arguments: Mapping[str, Any]) -> Any:

@@ -58,8 +58,6 @@ def problems_with_replicas(
             f"device={model.device}: names one GPU, and each of {num_replicas} replicas needs its "
             "own; use cuda, and CUDA_VISIBLE_DEVICES to choose"
         )
-    if server.watchdog_exit:
-        yield ("watchdog_exit=True: with replicas a stuck one is always replaced; leave it out")
     if server.tensor_parallel > 1:
         yield (
             f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "

@@ -46,7 +46,6 @@ def add_command(commands: Any) -> None:
     remove.set_defaults(run=run_remove)
     for action in (add, show, remove):
         add_place(action)
-        action.allow_abbrev = False
 
 
 def run_add(arguments: argparse.Namespace) -> int:

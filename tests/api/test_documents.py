@@ -224,7 +224,7 @@ async def test_a_document_that_has_expired_is_gone(api: Api) -> None:
         ({"text": None}, "text", ()),
         ({"text": "x" * 300_000}, "text", ("1000 tokens",)),
         ({"ttl": 0}, "ttl", ("ttl=0",)),
-        ({"ttl": 86401}, "ttl", ("ttl=86401", "86400", "--max-document-ttl")),
+        ({"ttl": 86401}, "ttl", ("ttl=86401", "86400")),
         ({"ttl": 5, "expires_after": {"anchor": "created_at", "seconds": 5}}, "ttl", ()),
         ({"expires_after": {"anchor": "last_used", "seconds": 5}}, "expires_after.anchor", ()),
         ({"name": "n" * 257}, "name", ()),

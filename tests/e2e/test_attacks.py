@@ -147,7 +147,6 @@ def test_stored_texts_count_by_the_memory_that_they_take(serve: Serve, key_file:
     refused = store(server, BOB, text=text)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "document_memory_full")
-    assert "--document-memory" in error["message"]
 
 
 def test_log_probabilities_of_several_requests_have_a_limit(serve: Serve) -> None:
@@ -164,7 +163,6 @@ def test_log_probabilities_of_several_requests_have_a_limit(serve: Serve) -> Non
         refused = server.post(COMPLETIONS, **scored)
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (503, "logprobs_memory_full")
-        assert "--logprobs-memory" in error["message"]
         assert int(refused.headers["retry-after"]) >= 1
         with server.send(COMPLETIONS, prompt="Hi", max_tokens=20, logprobs=5, stream=True) as few:
             wait_for(lambda: server.metrics()["num_requests_waiting"] == 1)

@@ -9,19 +9,27 @@ from typing import Any
 
 import pytest
 
-from gemserve.cli.main import main
+from gemserve.cli.main import commands_of, main, make_parser
 from gemserve.cli.options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
     SERVER_OPTIONS,
+    WITHOUT_VARIABLE,
     Option,
     add_options,
     read_options,
     refuse_unknown_variables,
+    variable_of,
 )
-from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 
+WITHOUT_FLAG = {
+    *("step_target_s", "min_chunk_tokens", "host_memory", "when_cached"),
+    *("body_memory_bytes", "body_timeout_s", "read_timeout_s", "logprobs_memory_bytes"),
+    *("reply_memory_bytes", "max_queued_tokens", "document_memory_bytes"),
+    *("max_pinned_documents", "library_disk_bytes"),
+}
 TABLES: list[tuple[tuple[Option, ...], Any]] = [
     (MODEL_OPTIONS, ModelConfig),
     (ENGINE_OPTIONS, EngineConfig),
@@ -45,8 +53,7 @@ def test_nothing_given_is_the_config_s_own_default(index: int) -> None:
 
 @pytest.mark.parametrize(("table", "config_type"), TABLES)
 def test_every_field_has_a_flag_and_a_variable(table: Any, config_type: Any) -> None:
-    not_options = {"step_target_s", "min_chunk_tokens", "host_memory"}  # the machine says the last
-    fields = set(config_type.__dataclass_fields__) - not_options
+    fields = set(config_type.__dataclass_fields__) - WITHOUT_FLAG
     assert {o.field for o in table} == fields
     for option in table:
         assert option.variable == "GEMSERVE_" + option.flag[2:].upper().replace("-", "_")
@@ -256,6 +263,106 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         main(["serve", "--filter-kep", "3"])
     assert caught.value.code == 2
     assert "--filter-kep" in capsys.readouterr().err
+
+
+COMMANDS = [command.prog for command in commands_of(make_parser())]
+TEXTS = (
+    *("7", "0.25", "on", "a=b", "https://a.example", "4GiB", "off", "dense", "float32", "int8"),
+    *("full", "fp8", "json", "gemfilter", "true", ATTENTION_BACKENDS[-1]),
+)
+OF_TABLES = {option.flag: option for table, _ in TABLES for option in table}
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command up to where it would begin: its settings, or None if one is refused."""
+    found: dict[str, Any] = {}
+
+    def run(arguments: argparse.Namespace) -> int:
+        actions = arguments.parser._actions
+        flags = [a.option_strings[-1] for a in actions if a.default is argparse.SUPPRESS]
+        table = tuple(OF_TABLES[flag] for flag in flags if flag != "--help")
+        left_out = dict.fromkeys(("parser", "from_variables", "run"))
+        found.update(vars(arguments) | read_options(arguments, table, dict) | left_out)
+        return 0
+
+    def make() -> argparse.ArgumentParser:
+        parser = make_parser()
+        for command in commands_of(parser):
+            command.set_defaults(run=run)
+        return parser
+
+    plain = make()  # takes longer than all else here
+
+    def settings_of(words: Sequence[str], **variables: str) -> dict[str, Any] | None:
+        found.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("gemserve.cli.main.make_parser", make if variables else lambda: plain)
+            for name, text in variables.items():
+                patch.setenv(name, text)
+            try:
+                return None if main(words) else dict(found)
+            except SystemExit:
+                return None
+
+    return settings_of
+
+
+def words_of(command: argparse.ArgumentParser, flag: argparse.Action) -> list[str]:
+    """A command with all that it needs, but for one flag."""
+    words = command.prog.split()[1:]
+    for action in command._actions:
+        if action.required and action is not flag:
+            words += [*action.option_strings[-1:], next(iter(action.choices or ["word"]))]
+    return words
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_every_flag_of_every_command_is_a_variable(
+    prog: str, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`library ACTION` and `ask` looked for libraries elsewhere than GEMSERVE_LIBRARY_DIR said."""
+    (command,) = (each for each in commands_of(make_parser()) if each.prog == prog)
+    for action in command._actions:
+        if not action.option_strings or action.dest == "help":
+            continue
+        flag, words = action.option_strings[-1], words_of(command, action)
+        name = variable_of(command, action)
+        if name is None:
+            assert (prog, flag) in WITHOUT_VARIABLE
+            continue
+        texts = ["true"] if action.nargs == 0 else [*(action.choices or TEXTS)]
+        given = [[flag] if action.nargs == 0 else [f"{flag}={text}"] for text in texts]
+        default = settings(words)
+        for each, text in zip(given, texts, strict=True):  # noqa: B007
+            by_flag = settings([*words, *each])
+            if by_flag not in (None, default):
+                break
+        else:
+            pytest.fail(f"no text sets {flag}")
+        assert settings(words, **{name: text}) == by_flag, (flag, text)
+        assert settings([*words, *each], **{name: "\\"}) == by_flag  # the flag wins
+        capsys.readouterr()
+        if action.nargs == 0 or settings([*words, f"{flag}=\\"]) is None:
+            assert settings(words, **{name: "\\"}) is None
+            assert f"gemserve: {name}=\\: " in capsys.readouterr().err
+
+
+def test_a_flag_that_repeats_has_a_variable_for_all_its_values(settings: Any) -> None:
+    words = ["ask", "notes.txt", "Who?"]
+    found = settings(words, GEMSERVE_LIBRARY="boats, cars", GEMSERVE_ALSO="Who, then?\nWhy?")
+    assert (found["libraries"], found["also"]) == (["boats", "cars"], ["Who, then?", "Why?"])
+    assert settings([*words, "--library", "b"], GEMSERVE_LIBRARY="a")["libraries"] == ["b"]
+
+
+def test_a_server_s_variables_do_not_stop_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --fleet they have no effect, and only as flags they are mistakes."""
+    monkeypatch.setenv("GEMSERVE_REPLICAS", "2")
+    assert main(["plan", "--cache-memory", "0.2", "--model", "builtin"]) == 2
+    assert capsys.readouterr().err.startswith("gemserve: cache_memory=0.2: has an effect only")
+    assert main(["plan", "--model", "builtin", "--tokens", "5000"]) == 0
 
 
 def test_help_of_serve_names_the_variable_of_every_flag(

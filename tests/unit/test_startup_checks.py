@@ -60,17 +60,14 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
             "--api-key-file=/nowhere/keys",
             f"--admin-key-file={file}",
             "--kv-memory=9999TiB",
-            "--watchdog=0",
-            "--watchdog-exit=true",
         ]
         status = main(["serve", *flags])
     said = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert said[0] == "gemserve: 11 settings are wrong:"
+    assert said[0] == "gemserve: 10 settings are wrong:"
     for part in (
         "--max-queue=0: must be a whole number, at least 1",
         "--filter=best: must be one of none, ",
-        "watchdog_exit=True: needs watchdog_s above 0",
         "/nowhere/keys: cannot be read",
         f"{file}: has no key",
         "adapter_dir=/nowhere/adapters: no such folder",
@@ -81,7 +78,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
         f"--port={port}: cannot listen there",
     ):
         assert len([line for line in said if part in line]) == 1, (part, said)
-    assert len(said) == 12
+    assert len(said) == 11
 
 
 def test_good_settings_have_no_problems(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from gemserve.cli.main import make_parser
+from gemserve.cli.options import variable_of
 from gemserve_client.cli.main import make_parser as make_client_parser
 from gemserve_client.load_test.options import make_parser as make_load_parser
 from website.reference.markdown import NOTE, code, prose, table
@@ -19,8 +20,10 @@ INTRODUCTION = """\
 # Options
 
 Every option of every command, from the parsers of this release. A setting of `gemserve` that has an
-environment variable may be given by either; the flag counts before the variable. Sizes are written
-as `4GiB`, `512MiB` or `8GB`. [Running gemserve](../serving.md) says which of them matter.
+environment variable may be given by either; the flag counts before the variable. In variables, an
+option without a value is `true` or `false`, and commas separate the values of one that may be
+repeated (line ends for `--also`). Sizes are written as `4GiB`, `512MiB` or `8GB`. [Running
+gemserve](../serving.md) says which of them matter.
 """
 
 
@@ -96,13 +99,14 @@ def written_size(default: str, name: str) -> str:
 def row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str, str, str]:
     """One option. Defaults and variables that its help ends with get columns of their own."""
     help_text = parser._get_formatter()._expand_help(action) if action.help else ""
-    default, variable = "", ""
+    default = ""
     found = re.search(r"\(default: (.*?)\)$|^default: (.*)$", help_text)
     if found:
         help_text = help_text[: found.start()].strip()
         default = found.group(1) or found.group(2)
-        default, _, variable = default.partition("; GEMSERVE_")
-        variable = f"`GEMSERVE_{variable}`" if variable else ""
+        default = default.partition("; GEMSERVE_")[0]
+    name = variable_of(parser, action) if parser.prog.startswith("gemserve ") else None
+    variable = code(name) if name else ""  # the client's flags have none
     flags = ", ".join(code(flag) for flag in action.option_strings)
     values = shown_values(action)
     shown = f"{flags} {code(values)}".strip() if values else flags

@@ -83,7 +83,7 @@ def watchdog_of(engine: Engine, config: ServerConfig) -> Watchdog | None:
     """The watchdog that the settings want, if any."""
     if not config.watchdog_s:
         return None
-    return Watchdog(engine, config.watchdog_s, ends_process=config.watchdog_exit)
+    return Watchdog(engine, config.watchdog_s)
 
 
 def _open_adapters(model: CausalModel, config: ServerConfig) -> AdapterStore:

@@ -69,8 +69,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--show-kept", action="store_true", help="print the kept passages")
-    # kept apart from GEMSERVE_ADAPTER, a server setting of another form
-    parser.add_argument("--adapter", metavar="PATH", dest="adapters", help="an adapter's folder")
+    parser.add_argument("--adapter", metavar="PATH", help="an adapter's folder")
     add_options(parser, MODEL_OPTIONS, ENGINE_OPTIONS)
     parser.set_defaults(run=run)
 
@@ -97,7 +96,7 @@ def run(
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
     llm = LLM(model, engine)
-    adapter = None if arguments.adapters is None else _load(arguments.adapters, llm.core.model)
+    adapter = None if arguments.adapter is None else _load(arguments.adapter, llm.core.model)
     prompt_of = llm.prompt if prompts_of is None else prompts_of(llm)
     for question in chain(questions, _read_questions() if arguments.interactive else ()):
         text = f"{document}\n\n{question}" if document else question

@@ -6,13 +6,13 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 import gemserve
 from gemserve.cli import adapter_actions, ask, calibrate, plan, serve
 from gemserve.cli.logs import ToStderr
-from gemserve.cli.options import apply_environment
+from gemserve.cli.options import apply_environment, require_no_set_flags
 from gemserve.ending_signals import EndedBySignal
 from gemserve.errors import ConfigError, GemserveError, shown
 from gemserve.wings import CommandLine, wings
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.parser.exit(2, f"{_unknown_words(parsed.parser, unknown)}\n")
     _show_loading()
     try:
+        apply_environment(parsed, words)
         return int(parsed.run(parsed))
     except ConfigError as error:
         _print_problems(error.problems)
@@ -57,7 +58,7 @@ def _find_mistake(words: Sequence[str]) -> str | None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands, with defaults from `GEMSERVE_…` variables."""
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="gemserve", description=gemserve.__doc__)
     parser.add_argument("--version", action="version", version=gemserve.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -74,11 +75,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     for wing in wings():
         wing.add_commands(line)
-    for subparser in (*named.values(), *actions.choices.values()):
-        subparser.allow_abbrev = False
-        subparser.set_defaults(parser=subparser)
-        apply_environment(subparser)
+    for command_parser in commands_of(parser):
+        command_parser.allow_abbrev = False
+        command_parser.set_defaults(parser=command_parser)
+        require_no_set_flags(command_parser)
     return parser
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of commands that do something: of `library ACTION`, not of `library`."""
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for inner in (each for group in groups for each in group.choices.values()):
+        yield from commands_of(inner)
+    if not groups:
+        yield parser
 
 
 def _unknown_words(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -237,15 +238,6 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "most tokens of a window in which documents are read; auto: the calibration's; off: "
         "prompts are read as one sequence",
     ),
-    Option(
-        "--when-cached",
-        "when_cached",
-        choice("auto", "whole", "filter"),
-        "whole: a prompt that is cached whole, if its request leaves it open, is read whole where "
-        "that is less work, and documents that are asked about repeatedly are read whole in idle "
-        "time; filter: it is filtered; auto: filter if whole documents distract the model, by its "
-        "calibration, else whole",
-    ),
     Option("--filter-min-tokens", "filter_min_tokens", number(0), "longest prompt read whole"),
     Option(
         "--filter-on-error",
@@ -342,37 +334,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "no limit",
     ),
     Option("--max-body-bytes", "max_body_bytes", number(1), "largest request body accepted"),
-    Option(
-        "--body-memory",
-        "body_memory_bytes",
-        read_bytes,
-        "memory for all request bodies that are being read",
-    ),
-    Option(
-        "--logprobs-memory",
-        "logprobs_memory_bytes",
-        read_bytes,
-        "memory for the log-probabilities that all requests in progress may get",
-    ),
-    Option(
-        "--reply-memory",
-        "reply_memory_bytes",
-        read_bytes,
-        "memory for all large replies that are being written or sent",
-    ),
     Option("--max-connections", "max_connections", number(1), "connections at once"),
-    Option(
-        "--body-timeout",
-        "body_timeout_s",
-        number(0.1, 86400, float),
-        "seconds for a request's body",
-    ),
-    Option(
-        "--read-timeout",
-        "read_timeout_s",
-        number(0.1, 86400, float),
-        "seconds in which a client must read 64 KiB of a reply, or all that is left of it",
-    ),
     Option(
         "--tensor-parallel",
         "tensor_parallel",
@@ -386,22 +348,10 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "seconds without progress, although there is work, after which /health fails; 0: never",
     ),
     Option(
-        "--watchdog-exit",
-        "watchdog_exit",
-        read_switch,
-        "true ends the process, too, with status 70, so that a supervisor restarts it",
-    ),
-    Option(
         "--request-timeout",
         "request_timeout_s",
         number(0.1, 604800, float),
         "seconds for a request, from its place in the queue to its end",
-    ),
-    Option(
-        "--max-queued-tokens",
-        "max_queued_tokens",
-        number(1),
-        "tokens of all prompts that wait or are being read",
     ),
     Option("--api-key-file", "api_key_file", str, "file of keys; clients need one", "none"),
     Option("--admin-key-file", "admin_key_file", str, "file of administrators' keys", "none"),
@@ -455,24 +405,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("--max-documents", "max_documents", number(0), "documents that one key may store"),
     Option("--max-document-bytes", "max_document_bytes", read_bytes, "largest stored document"),
-    Option(
-        "--document-memory",
-        "document_memory_bytes",
-        read_bytes,
-        "memory of the texts of one key's documents",
-    ),
-    Option(
-        "--max-pinned-documents",
-        "max_pinned_documents",
-        number(0),
-        "documents of one key that the document cache does not give up",
-    ),
-    Option(
-        "--max-document-ttl", "max_document_ttl_s", number(1), "seconds that a document may stay"
-    ),
     Option("--library-dir", "library_dir", str, "folder of the libraries of all keys", "none"),
     Option("--max-libraries", "max_libraries", number(0), "libraries that one key may have"),
-    Option("--library-disk", "library_disk_bytes", read_bytes, "disk of one key's libraries"),
     Option("--log-format", "log_format", choice("text", "json"), "text, or a JSON object a line"),
     Option(
         "--otel",
@@ -482,7 +416,14 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-_TABLE_FIELDS = frozenset(o.field for o in (*MODEL_OPTIONS, *ENGINE_OPTIONS, *SERVER_OPTIONS))
+# Flags without a variable, each of one command, and why.
+_OTHER_FORM = "GEMSERVE_ADAPTER is the server's, NAME=PATH; here it is a folder"
+WITHOUT_VARIABLE = {
+    ("gemserve ask", "--adapter"): _OTHER_FORM,
+    ("gemserve adapter eval", "--adapter"): _OTHER_FORM,
+}
+# Flags that may be repeated have their values in one variable, between commas, except these.
+_SEPARATORS = {"--also": "\n"}  # a question may have commas
 
 
 def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) -> None:
@@ -494,6 +435,7 @@ def add_options(parser: argparse.ArgumentParser, *tables: tuple[Option, ...]) ->
             option.flag,
             action="append" if option.repeats else "store",
             dest=option.field,
+            default=argparse.SUPPRESS,  # then `read_options` looks for the variable
             metavar=option.flag.removeprefix("--").upper().replace("-", "_"),
             help=f"{option.help} (default: {shown}; {option.variable})",
         )
@@ -520,18 +462,65 @@ def refuse_unknown_variables(environment: Mapping[str, str] = os.environ) -> Non
         )
 
 
-def apply_environment(
+def variable_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
+    """The variable that sets a flag of a command. None for words, and for what is no setting."""
+    flag = action.option_strings[-1] if action.option_strings else ""
+    is_setting = not isinstance(action, argparse._HelpAction | argparse._VersionAction)
+    if not flag or not is_setting or (parser.prog, flag) in WITHOUT_VARIABLE:
+        return None
+    return "GEMSERVE_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def _set_flags(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str]
+) -> list[tuple[argparse.Action, str]]:
+    """The flags of a command that variables set, without those that `read_options` reads."""
+    named = ((action, variable_of(parser, action)) for action in parser._actions)
+    return [
+        (action, name)
+        for action, name in named
+        if name is not None and name in environment and action.default is not argparse.SUPPRESS
+    ]
+
+
+def require_no_set_flags(
     parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Let `GEMSERVE_…` variables set those flags of a command that are in no table."""
-    for action in parser._actions:
-        flags = [o for o in action.option_strings if o.startswith("--") and o != "--help"]
-        name = "GEMSERVE_" + flags[0].removeprefix("--").replace("-", "_").upper() if flags else ""
-        if name not in environment or action.dest in _TABLE_FIELDS:
-            continue
-        text = environment[name]
-        is_switch = action.nargs == 0
-        action.default = read_switch(text) if is_switch else text
+    """Let a variable do where a flag is required."""
+    for action, _ in _set_flags(parser, environment):
+        action.required = False
+
+
+def apply_environment(
+    parsed: argparse.Namespace, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> None:
+    """Set the flags that are in no table, and not among the words, from `GEMSERVE_…` variables.
+
+    `parsed.from_variables`: the destinations that were set. Raises one `ConfigError` for all values
+    that are wrong.
+    """
+    parser: argparse.ArgumentParser = parsed.parser
+    given = {word.partition("=")[0] for word in takewhile("--".__ne__, words)}
+    parsed.from_variables, problems = set(), []
+    for action, name in _set_flags(parser, environment):
+        if given.isdisjoint(action.option_strings):
+            try:
+                setattr(parsed, action.dest, _read_variable(parser, action, environment[name]))
+                parsed.from_variables.add(action.dest)
+            except (ValueError, argparse.ArgumentError) as error:
+                said = error.message if isinstance(error, argparse.ArgumentError) else error
+                problems.append(f"{name}={environment[name]}: {said}")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _read_variable(parser: argparse.ArgumentParser, action: argparse.Action, text: str) -> Any:
+    if action.nargs == 0:
+        return read_switch(text)
+    if isinstance(action, argparse._AppendAction):
+        parts = text.split(_SEPARATORS.get(action.option_strings[-1], ","))
+        return [parser._get_values(action, [part.strip()]) for part in parts]
+    return parser._get_values(action, [text])
 
 
 def vars_of(config: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -12,9 +11,8 @@ import traceback
 from gemserve.engine.worker import Engine
 
 log = logging.getLogger("gemserve.engine")
-EXIT_STATUS = 70  # EX_SOFTWARE, by which a supervisor knows why the process has ended
 _LONGEST_TICK_S = 1.0
-_LAST_WORDS_S = 1.0  # in which clients get their last events before the process ends
+_LONGEST_STOP_S = 1.0
 
 
 class Watchdog:
@@ -22,16 +20,15 @@ class Watchdog:
 
     A turn of the worker is a step, with all that comes in before it. A thread of the watchdog's own
     counts its ticks in which the turn has not changed. So time in which the whole process was
-    stopped or starved is not held against the engine. With `ends_process` a stuck engine's requests
-    get an error each, and the process ends with `EXIT_STATUS`.
+    stopped or starved is not held against the engine. The process goes on, because the step may end
+    after all: `/health` fails, and who has probes decides.
     """
 
-    def __init__(self, engine: Engine, limit_s: float, *, ends_process: bool = False) -> None:
+    def __init__(self, engine: Engine, limit_s: float) -> None:
         assert limit_s > 0
         self.limit_s = limit_s
         self.stalled_s = 0.0
         self._engine = engine
-        self._ends_process = ends_process
         self._tick_s = min(_LONGEST_TICK_S, limit_s / 10)
         self._turn: int | None = None
         self._stopped = threading.Event()
@@ -58,15 +55,13 @@ class Watchdog:
         self._turn, self.stalled_s = turn, self.stalled_s + passed_s if is_same else 0.0
         if self.is_stuck and not was_stuck:
             log.critical("the engine is stuck: %s\n%s", self.complaint, self._stack())
-            if self._ends_process:
-                self._end_process()
         elif was_stuck and not self.is_stuck:
             log.warning("the engine goes on")
 
     def stop(self) -> None:
         """Look no more. Idempotent."""
         self._stopped.set()
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_LONGEST_STOP_S)
 
     def _watch(self) -> None:
         last_s = time.monotonic()
@@ -80,11 +75,3 @@ class Watchdog:
         """Where the worker is. Frames have code and no data, so no text of a prompt."""
         frame = sys._current_frames().get(self._engine.thread_id)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
-    def _end_process(self) -> None:
-        log.critical("the process ends with status %d (--watchdog-exit)", EXIT_STATUS)
-        self._engine.abandon(f"it is stuck: {self.complaint}")
-        time.sleep(_LAST_WORDS_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_STATUS)  # the stuck thread would keep an ordinary exit waiting

@@ -6,9 +6,11 @@ measured on another.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 Kind = Literal["place", "person", "number", "clause"]
 
@@ -59,3 +61,33 @@ class Numbers:
 
     def _among(self, low: int, high: int) -> range:
         return range(low + (self.remainder - low) % 3, high, 3)
+
+
+def load_vocabulary(name: str) -> Vocabulary:
+    """The vocabulary of a file beside this one.
+
+    `values` of a relation are entries, the name of one of the file's `lists` (a pair of them are
+    first and last names), "times", or a pair of numbers.
+    """
+    text = Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")
+    given: dict[str, Any] = json.loads(text)
+    numbers = Numbers(given["numbers"])
+    lists = {"times": numbers.times()}
+    for key, value in given["lists"].items():
+        lists[key] = split(value) if isinstance(value, str) else full_names(*value)
+
+    def values_of(values: str | list[int]) -> tuple[str, ...]:
+        if isinstance(values, list):
+            return numbers.between(*values)
+        return lists.get(values) or split(values)
+
+    return tuple(
+        Relation(
+            kind=each["kind"],
+            subjects=split(each["subjects"]),
+            values=values_of(each["values"]),
+            statements=tuple(each["statements"]),
+            questions=tuple(each["questions"]),
+        )
+        for each in given["relations"]
+    )

@@ -198,7 +198,7 @@ class Shelf:
         if used + needed > limit:
             raise RequestError(
                 f"file: needs about {needed} bytes, with files that are not read yet; this key's "
-                f"libraries have {used} of the {limit} that they may have (--library-disk)",
+                f"libraries have {used} of the {limit} that they may have",
                 param="file",
                 code="library_disk_full",
             )

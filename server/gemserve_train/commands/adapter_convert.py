@@ -26,11 +26,10 @@ if TYPE_CHECKING:  # imported for types only: a command that runs no model loads
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("convert", help="compress a prefix or a long prompt")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
+    parser.add_argument(
         "--prefix", type=Path, help="folder of a prefix, made by gemserve or by PEFT"
     )
-    source.add_argument("--prompt", type=Path, help="a text file with a system prompt")
+    parser.add_argument("--prompt", type=Path, help="a text file with a system prompt")
     parser.add_argument("--type", dest="kind", default="ntk", choices=("ntk", "prefix"))
     parser.add_argument(
         "--data",
@@ -69,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     from gemserve.model.base_model import base_of
     from gemserve.model.loader import load
 
+    if (arguments.prefix is None) == (arguments.prompt is None):
+        raise ConfigError("--prefix, --prompt: one of them is needed, and not both")
     make_folder("out", arguments.out)
     model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     loaded = load(replace(model, weights="dense", quantise="off"))  # blocks have no gradients

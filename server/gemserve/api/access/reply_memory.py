@@ -49,8 +49,7 @@ class HeldReply:
         limit = self._memory.limit
         if num_bytes > limit:
             raise RequestError(
-                f"{field}: the reply may have {num_bytes} bytes, the limit is {limit} "
-                "(--reply-memory)",
+                f"{field}: the reply may have {num_bytes} bytes, the limit is {limit}",
                 param=field,
                 code="reply_too_large",
             )

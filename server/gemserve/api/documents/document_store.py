@@ -20,6 +20,7 @@ from gemserve.errors import DocumentNotFound, RequestError
 
 # For questions one after the other. Who wants a document for longer says so in `ttl`.
 DEFAULT_TTL_S = 3600
+MOST_TTL_S = 86400  # texts are held in memory; what should stay for longer belongs into a library
 ID_PATTERN = "^doc-[0-9a-f]{32}$"
 Status = Literal["warming", "ready", "failed"]
 
@@ -101,17 +102,14 @@ class DocumentStore:
 
     def ttl_s(self, wish: Wish) -> int:
         """How long the document stays. `check` refuses wishes that are too long."""
-        default = min(DEFAULT_TTL_S, self._config.max_document_ttl_s)
-        return default if wish.ttl_s is None else wish.ttl_s
+        return DEFAULT_TTL_S if wish.ttl_s is None else wish.ttl_s
 
     def check(self, tenant: bytes, wish: Wish) -> None:
         """Raise `RequestError` if a limit forbids to store this."""
         config, held = self._config, self.list(tenant)
-        if not 1 <= self.ttl_s(wish) <= config.max_document_ttl_s:
+        if not 1 <= self.ttl_s(wish) <= MOST_TTL_S:
             raise RequestError(
-                f"ttl={wish.ttl_s}: must be from 1 to {config.max_document_ttl_s} seconds "
-                "(--max-document-ttl)",
-                param="ttl",
+                f"ttl={wish.ttl_s}: must be from 1 to {MOST_TTL_S} seconds", param="ttl"
             )
         if wish.num_bytes > config.max_document_bytes:
             raise RequestError(
@@ -131,8 +129,7 @@ class DocumentStore:
         if used + wish.memory_bytes > config.document_memory_bytes:
             raise RequestError(
                 f"text: takes {wish.memory_bytes} bytes of memory; this key's documents have "
-                f"{used} of the {config.document_memory_bytes} that they may have "
-                "(--document-memory)",
+                f"{used} of the {config.document_memory_bytes} that they may have",
                 param="text",
                 code="document_memory_full",
             )
@@ -140,7 +137,7 @@ class DocumentStore:
         if wish.is_pinned and num_pinned >= config.max_pinned_documents:
             raise RequestError(
                 f"pin=true: this key has {num_pinned} pinned documents, the limit is "
-                f"{config.max_pinned_documents} (--max-pinned-documents)",
+                f"{config.max_pinned_documents}",
                 param="pin",
                 code="too_many_documents",
             )

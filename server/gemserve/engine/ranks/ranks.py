@@ -28,7 +28,7 @@ from gemserve.engine.ranks.summary import StepSummary
 from gemserve.errors import RankFailed
 
 log = logging.getLogger("gemserve.engine")
-EXIT_STATUS = 70  # as the watchdog's
+EXIT_STATUS = 70  # EX_SOFTWARE, by which a supervisor knows why the process has ended
 STUCK_S = 60.0  # the longest that ranks may need for a step, which usually takes a quarter second
 _LAST_WORDS_S = 3.0  # in which clients get their last events, and /health says why
 _TICK_S = 0.2

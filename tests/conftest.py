@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -29,6 +30,17 @@ from tests.compiled_step import compiled_step, share_compiled
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A test that runs `gemserve serve` here would have the next ones' logs printed, too."""
+    loggers = [logging.getLogger(name) for name in ("gemserve", "gemserve.loading")]
+    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
+    yield
+    for log, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        log.handlers[:], log.propagate = handlers, propagate
+        log.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,7 +46,7 @@ def test_the_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
         main(["plan", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "seconds in which 95% get their first token (default: 10)" in shown
-    assert "measured, by all layers (default: by FLOPs)" in shown
+    assert "measured, by the filter pass (default: by FLOPs)" in shown
 
 
 def test_a_given_number_of_replicas_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:

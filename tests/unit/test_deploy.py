@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from deploy import make_dashboard
-from gemserve.cli import serve
+from gemserve.cli.main import make_parser
 from gemserve.http_server.draining_server import DRAIN_S
 from gemserve_fleet.replicas.cluster import OBJECT_STORE_BYTES
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
@@ -107,9 +106,7 @@ def test_replicas_in_compose_change_only_what_they_must() -> None:
 def test_what_compose_starts_has_options_of_the_command_line(path: Path) -> None:
     service = yaml.safe_load(path.read_text("utf-8"))["services"]["gemserve"]
     words = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"]]
-    parser = argparse.ArgumentParser()
-    serve.add_command(parser.add_subparsers())
-    assert parser.parse_args(words).model == "builtin"
+    assert make_parser().parse_args(words).model == "builtin"
     arguments = re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert set(service["build"]["args"]) <= set(arguments)
     grace_s = int(service["stop_grace_period"].removesuffix("s"))

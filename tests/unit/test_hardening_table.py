@@ -23,8 +23,9 @@ def named_tests(cell: str) -> list[str]:
 
 
 def path_of(file: str) -> Path:
-    folder = "kernels" if file.startswith("gemserve_kernels/") else "server/gemserve"
-    return ROOT / folder / f"{file}.py"
+    package, *_ = file.split("/")
+    folders = {"gemserve_kernels": "kernels", "gemserve_fleet": "server"}
+    return ROOT / folders.get(package, "server/gemserve") / f"{file}.py"
 
 
 def is_defined(name: str) -> bool:

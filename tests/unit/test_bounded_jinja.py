@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError, TemplateError
 
 from gemserve import bounded_jinja
 from gemserve.bounded_jinja import TemplateLimit, render
@@ -34,10 +35,18 @@ LOOPS: Mapping[str, str] = {
     ),
     "sorting": "{% for a in range(99999) %}{{ range(99999) | sort | length }}{% endfor %}",
     "a call in a loop": "{% for a in range(99999) %}{{ ('x' * 99999).upper() }}{% endfor %}",
+    "a condition of a loop": "{% for a in range(99999) if range(99999) | sum < 0 %}{% endfor %}",
+    "long paths": "{{ range(99999) | map(attribute='real' ~ '.real' * 9999) | list | length }}",
+    "lists in a macro": (
+        "{% set b = [1] * 99999 %}{% macro f() %}{% for i in range(9999) %}{{ b }}{% endfor %}"
+        "{% endmacro %}{{ f() | length }}"
+    ),
 }
 DOUBLED = (
     "{%% set n = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set n.x = %s %%}{%% endfor %%}"
 )
+_LIST = DOUBLED % ("[0]", "[n.x, n.x]")
+TWICE = _LIST + "{% set a = n.x %}" + _LIST
 LARGE: Mapping[str, str] = {
     "a text many times": "{{ 'x' * 10**9 }}",
     "a number of times a text": "{{ 10**9 * 'x' }}",
@@ -59,14 +68,8 @@ LARGE: Mapping[str, str] = {
     ),
     "a list of itself, written": DOUBLED % ("[0]", "[n.x, n.x]") + "{{ n.x }}",
     "a list of itself, as JSON": DOUBLED % ("[0]", "[n.x, n.x]") + "{{ n.x | tojson }}",
-    "a list of itself, compared": (
-        DOUBLED % ("[0]", "[n.x, n.x]") + "{% set a = n.x %}" + DOUBLED % ("[0]", "[n.x, n.x]")
-    )
-    + "{{ a == n.x }}",
-    "a list of itself, tested": (
-        DOUBLED % ("[0]", "[n.x, n.x]") + "{% set a = n.x %}" + DOUBLED % ("[0]", "[n.x, n.x]")
-    )
-    + "{{ a is eq(n.x) }}",
+    "a list of itself, compared": TWICE + "{{ a == n.x }}",
+    "a list of itself, tested": TWICE + "{{ a is eq(n.x) }}",
     "center": "{{ 'x' | center(10**9) }}",
     "a constant": "{{ 'x' | center(1000000000) }}",
     "mapped": "{{ ['x'] | map('center', 10**9) | list }}",
@@ -88,6 +91,40 @@ LARGE: Mapping[str, str] = {
     "batch": "{{ [1] | batch(10**9, 0) | list | length }}",
     "adding up lists": "{{ ([[1]] * 99999) | sum(start=[]) | length }}",
     "a date": "{{ strftime_now('%1000000000Y') }}",
+    "lists of themselves, sorted": TWICE + "{{ [a, n.x] | sort | length }}",
+    "lists of themselves, counted": TWICE + "{{ [a].count(n.x) }}",
+    "a tuple of itself, as a key": DOUBLED % ("(0,)", "(n.x, n.x)") + "{{ {n.x: 1} | length }}",
+    "arguments of a macro": (
+        "{% set n = namespace(x=0) %}{% macro f() %}{% set n.x = varargs %}{% endmacro %}"
+        "{% for i in range(60) %}{{ f(n.x, n.x) }}{% endfor %}{{ n.x }}"
+    ),
+    "batches filled with themselves": (
+        "{% set n = namespace(x=0) %}{% for i in range(60) %}"
+        "{% for r in [0] | batch(3, n.x) %}{% set n.x = r %}{% endfor %}{% endfor %}{{ n.x }}"
+    ),
+    "defaults": DOUBLED % ("0", "['', ''] | map('default', n.x, true) | list") + "{{ n.x }}",
+    "lists in lists, indented": (
+        "{% set n = namespace(x=[0] * 99999) %}{% for i in range(800) %}{% set n.x = [n.x] %}"
+        "{% endfor %}{{ n.x | tojson(indent=9) }}"
+    ),
+    "separators of JSON": "{{ ([0] * 99999) | tojson(separators=['y' * 99999, ':']) }}",
+    "replace by names": "{{ ('x' * 99999) | replace(new='y' * 99999, old='x') }}",
+    "replace by a list": "{{ ('x' * 99999) | replace('x', [[0] * 99999]) }}",
+    "join by a list": "{{ ('x' * 99999) | join([[0] * 99999]) }}",
+    "join attributes": (
+        "{% set n = namespace(x='x' * 999999) %}{{ ([n] * 9999) | join(attribute='x') }}"
+    ),
+    "join defaults": "{{ ([''] * 9999) | map('default', 'x' * 999999, true) | join }}",
+    "indent lines of old": "{{ ('x\\r' * 99999) | indent(99999) }}",
+    "a table of translations": "{{ ('x' * 99999).translate(''.maketrans({'x': 'y' * 99999})) }}",
+    "a field again and again": "{{ ('{0}' * 99999).format('x' * 99999) }}",
+    "a key again and again": "{{ ('%(a)s' * 99999) % {'a': [0] * 99999} }}",
+    "a key with a width": "{{ '%(a(b)c)1000000000d' % {'a(b)c': 1} }}",
+    "a width in a text": "{{ '{:{}}'.format(1, '1000000000') }}",
+    "lists of long numbers": "{{ ([10 ** 4000] * 999999) | string }}",
+    "long numbers": "{{ ('f' * 9999999) | int(base=16) // 3 }}",
+    "digits": "{{ 1 | round(10**8, 'ceil') }}",
+    "searches from the right": "{{ ('a' * 9999999).rfind('ab' ~ 'a' * 4999999) }}",
 }
 
 
@@ -117,6 +154,26 @@ def test_a_template_that_makes_too_much_is_stopped(name: str) -> None:
 def test_no_chat_needs_a_thousand_paragraphs_of_latin() -> None:
     with pytest.raises(Exception, match="lipsum"):
         render("{{ lipsum(n=10**9) }}", {}, check)
+
+
+@pytest.mark.parametrize("name", ["pprint", "striptags", "urlize", "wordwrap", "xmlattr"])
+def test_no_chat_needs_filters_for_pages_whose_time_has_no_bound(name: str) -> None:
+    with pytest.raises(TemplateError, match=name):
+        render("{{ 'x' | " + name + " }}", {}, check)
+
+
+def test_a_text_is_encoded_by_no_codec() -> None:
+    """One of them took 6 minutes for 40,000 characters."""
+    with pytest.raises(SecurityError, match="encode"):
+        render("{{ 'x'.encode('punycode') }}", {}, check)
+
+
+def test_namespaces_within_namespaces_are_not_written() -> None:
+    source = (
+        "{% set n = namespace(x='in') %}{% for i in range(60) %}"
+        "{% set m = namespace(a=n.x, b=n.x) %}{% set n.x = m %}{% endfor %}{{ n.x }}"
+    )
+    assert len(render(source, {}, check)) < 200
 
 
 def test_macros_without_an_end_are_refused() -> None:

@@ -63,7 +63,7 @@ hardening/test_text_bytes.py::test_work_on_a_text_ends_when_its_client_leaves
 hardening/test_streams.py::test_a_failure_before_the_first_token_is_an_error
     api/replies/choices_reply.py: yield data_event(failure_body(event)) -> pass
 hardening/test_engine_faults.py::test_one_request_fails_and_the_others_are_answered
-    decoding/sampling.py: torch.isfinite(best.values) -> torch.ones_like(best.values, dtype=torch.bool)
+    decoding/sampling.py: torch.isfinite(best.values) & ~given.isnan().any(dim=-1) -> torch.ones_like(best.values, dtype=torch.bool)
 hardening/test_engine_faults.py::test_a_dead_engine_is_seen_and_nothing_hangs
     api/routes/health.py: if engine.death is not None: -> if False:
 """  # noqa: E501
@@ -97,7 +97,8 @@ def fails_without(guard: Guard, copied: Path) -> bool:
         check=False,
     )
     path.write_text(original, "utf-8")
-    is_run = ended.returncode in (0, 1) and " error" not in ended.stdout.rstrip().split("\n")[-1]
+    outcome = ended.stdout.rstrip().split("\n")[-1]
+    is_run = ended.returncode == 0 or (ended.returncode == 1 and " failed" in outcome)
     assert is_run, ended.stdout + ended.stderr  # it must fail by what it asserts
     return ended.returncode == 1
 

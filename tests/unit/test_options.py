@@ -332,16 +332,16 @@ def test_every_flag_of_every_command_is_a_variable(
             assert (prog, flag) in WITHOUT_VARIABLE
             continue
         texts = ["true"] if action.nargs == 0 else [*(action.choices or TEXTS)]
-        given = [[flag] if action.nargs == 0 else [f"{flag}={text}"] for text in texts]
         default = settings(words)
-        for each, text in zip(given, texts, strict=True):  # noqa: B007
-            by_flag = settings([*words, *each])
+        for text in texts:
+            given = [*words, flag if action.nargs == 0 else f"{flag}={text}"]
+            by_flag = settings(given)
             if by_flag not in (None, default):
                 break
         else:
             pytest.fail(f"no text sets {flag}")
         assert settings(words, **{name: text}) == by_flag, (flag, text)
-        assert settings([*words, *each], **{name: "\\"}) == by_flag  # the flag wins
+        assert settings(given, **{name: "\\"}) == by_flag  # the flag wins
         capsys.readouterr()
         if action.nargs == 0 or settings([*words, f"{flag}=\\"]) is None:
             assert settings(words, **{name: "\\"}) is None

@@ -220,7 +220,7 @@ async def test_a_part_of_the_candidates_is_answered_from(
     async def read_two(request: Request, *_: Any) -> frozenset[int]:
         return frozenset((0, 2))
 
-    monkeypatch.setattr("gemserve.api.routes.submission.read_in_time", read_two)
+    monkeypatch.setattr("gemserve_library.api.excerpt_finder.read_in_time", read_two)
     everything = (await ask(client))["filter"]
     report = (await ask(client, max_seconds=5))["filter"]
     assert report["searched"]["read"] == 2

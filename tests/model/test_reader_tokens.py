@@ -69,7 +69,7 @@ def standing(made: Request) -> StandsFor:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_each_of_the_readers_tokens_stands_for_the_same_characters(mixed: LLM, seed: int) -> None:
-    made = mixed._request(
+    made = mixed.request(
         mixed.prompt(f"{document(seed)}\n\n{QUESTION}"),
         SamplingParams(max_tokens=4),
         FilterOptions(),

@@ -24,7 +24,6 @@ NAMING = {
     "calibration/search/choose_layer.py",  # calibrates for one method
     "calibration/search/choose_window.py",  # the same
     "calibration/search/choose_keep.py",  # the same
-    "evaluation/report.py",  # says what the difference between two methods means
 }
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 
 log = logging.getLogger("gemserve.api")
 BOUND_S = 0.1  # a stall beyond this is logged
@@ -73,7 +74,8 @@ class LoopWatch:
             if time.monotonic() - beat_s > _BEAT_S + self._bound_s / 2:
                 frame = sys._current_frames().get(self._loop_thread)
                 if frame is not None and (self._seen is None or self._seen[0] != beat_s):
-                    self._seen = beat_s, "".join(traceback.format_stack(frame))
+                    with suppress(AttributeError):  # the frame may end while it is looked at
+                        self._seen = beat_s, "".join(traceback.format_stack(frame))
 
     def _report(self, late_s: float, worked_s: float) -> None:
         stack = ""

@@ -43,7 +43,7 @@ class _Budget:
         self._check, self._ends_s, self._look_s = check, time.thread_time() + MOST_S, 0.0
         self._characters = 0
         # of lists, by id; each with its list, so that no other one gets the same id
-        self._sizes: dict[int, tuple[Any, int]] = {}
+        self._sizes: dict[int, tuple[Any, tuple[int, int]]] = {}
 
     def step(self) -> None:
         """Look at the clock, at each iteration and call."""
@@ -73,19 +73,25 @@ class _Budget:
 
     def size(self, value: Any) -> int:
         """About how many characters an item of a list has when it is written."""
+        return self._measure(value)[0]
+
+    def _measure(self, value: Any) -> tuple[int, int]:
+        """The characters of what is written, and its lines if it is indented."""
         if isinstance(value, (str, bytes)):
-            return len(value)
+            return len(value), 1
         if isinstance(value, int):
-            return value.bit_length() // 3
+            return value.bit_length() // 3, 1
         if value is None or isinstance(value, (float, Undefined)):
-            return 0
+            return 0, 1
         if not isinstance(value, _LISTS):
             raise TemplateLimit(f"it makes lists of {type(value).__name__}")  # may hold anything
         if id(value) not in self._sizes:
             parts = [*value, *value.values()] if isinstance(value, dict) else value
             self.fit(_ITEM * len(parts))
-            size = sum(map(self.size, parts), _ITEM * len(parts))
-            self._sizes[id(value)] = value, size + size // 8  # lists within lists may be indented
+            measured = [self._measure(part) for part in parts]
+            lines = 1 + sum(lines for _, lines in measured)
+            size = sum(size for size, _ in measured) + _ITEM * lines  # each is indented once more
+            self._sizes[id(value)] = value, (size, lines)
         return self._sizes[id(value)][1]
 
 

@@ -239,6 +239,7 @@ class LLM:
         adapter: LoadedAdapter | None,
         field: str = "prompt",
     ) -> Request:
+        """What the engine is asked for a prompt. Raises `RequestError` if it is too long."""
         limits = self._limits(prompt, filter, adapter)
         limits.check_prompt(field)
         limits.check_answer(sampling.max_tokens, "max_tokens", field)

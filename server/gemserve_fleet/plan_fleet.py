@@ -11,8 +11,9 @@ from tqdm import tqdm
 
 from gemserve.accelerators import DEVICES, MEASURED_EFFICIENCY, MEMORY_SHARE, Device
 from gemserve.cli import plan
-from gemserve.cli.options import choice, number, read_value
+from gemserve.cli.options import number, read_value
 from gemserve.cli.plan import PlannedRequest
+from gemserve.cli.plan_speed import SPEED_READERS
 from gemserve.cli.tables import aligned
 from gemserve.errors import ConfigError
 from gemserve_fleet.simulator.load import OfferedLoad, arrivals
@@ -80,12 +81,8 @@ _OPTIONS = (
     _FleetOption("--seed", "0", number(0, 2**32 - 1), "of the simulated load"),
 )
 
-# options of `gemserve plan`, with what they are here if they are not given: see plan_speed
-_OF_ONE_PROMPT = (
-    _FleetOption("--accelerator", "h100", choice(*DEVICES), ""),
-    _FleetOption("--efficiency", str(MEASURED_EFFICIENCY), number(0.01, 1, float), ""),
-    _FleetOption("--read-tokens-per-s", None, _ABOVE_0, ""),
-)
+# what the options of `SPEED_READERS` are with --fleet, if they are not given
+_SPEED_DEFAULTS = {"accelerator": "h100", "efficiency": str(MEASURED_EFFICIENCY)}
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
@@ -198,10 +195,12 @@ def plan_fleet(arguments: argparse.Namespace, request: PlannedRequest) -> dict[s
 def _read(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options' values by name."""
     given: dict[str, Any] = {}
-    for option in (*_OPTIONS, *_OF_ONE_PROMPT):
-        text = getattr(arguments, option.name)
-        text = option.default if text is None else text
-        given[option.name] = None if text is None else read_value(option.name, text, option.read)
+    of_fleet = [(option.name, option.default, option.read) for option in _OPTIONS]
+    of_speed = [(name, _SPEED_DEFAULTS.get(name), read) for name, read in SPEED_READERS.items()]
+    for name, default, read in (*of_fleet, *of_speed):
+        text = getattr(arguments, name)
+        text = default if text is None else text
+        given[name] = None if text is None else read_value(name, text, read)
     return given
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,14 @@ class ReadingSpeed:
 
     def seconds(self, flops: float) -> float:
         return flops / self.flops
+
+
+# What is read from the options of `add_speed_options`, by their names.
+SPEED_READERS: dict[str, Callable[[str], Any]] = {
+    "accelerator": choice(*DEVICES),
+    "efficiency": number(0.01, 1, float),
+    "read_tokens_per_s": number(0.001, kind=float),
+}
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
@@ -60,19 +69,21 @@ def speed_of(
     if share is not None and name is None:
         raise ConfigError(f"efficiency={share}: has an effect only with --accelerator or --fleet")
     if measured is not None:
-        tokens = read_value("read_tokens_per_s", measured, number(0.001, kind=float))
+        tokens = _read("read_tokens_per_s", measured)
         return ReadingSpeed(
             flops=tokens * flops_per_token, source=f"{tokens:g} tokens per second by all layers"
         )
     if name is not None:
-        peak = DEVICES[read_value("accelerator", name, choice(*DEVICES))].peak_flops
-        part = read_value(
-            "efficiency", str(share or MEASURED_EFFICIENCY), number(0.01, 1, kind=float)
-        )
+        peak = DEVICES[_read("accelerator", name)].peak_flops
+        part = _read("efficiency", str(share or MEASURED_EFFICIENCY))
         return ReadingSpeed(
             flops=peak * part, source=f"{part:.0%} of the {peak / 1e12:g} TFLOP/s of one {name}"
         )
     return _this_machine(shape, device, dtype)
+
+
+def _read(name: str, text: str) -> Any:
+    return read_value(name, text, SPEED_READERS[name])
 
 
 def _this_machine(shape: ModelShape, device: str, dtype: Any) -> ReadingSpeed:

@@ -157,7 +157,7 @@ class Submitter:
                 wanted = body.filter if isinstance(body, FilteringBody) else None
                 if wanted is not None and wanted.libraries:
                     anew = partial(build, body, request_id, requests.requests[0].adapter)
-                    again = partial(self._build_again, http, tenant, anew)
+                    again = partial(run, work=anew)
                     if self.excerpts is None:
                         raise RequestError(
                             "filter.library: this server has no libraries; start it with "
@@ -217,11 +217,6 @@ class Submitter:
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
-
-    async def _build_again(
-        self, http: Request, tenant: bytes, build: Callable[[], EngineRequests], num_bytes: int
-    ) -> EngineRequests:
-        return await self.turns.run(http, tenant, num_bytes, build)
 
     def _submit_all(
         self, requests: Sequence[EngineRequest], n: int

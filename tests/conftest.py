@@ -43,6 +43,14 @@ def logs_as_before() -> Iterator[None]:
         log.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def compiler_as_before() -> Iterator[None]:
+    """Two fixtures that set CXX, one within the other, may end in the order in which they began."""
+    before = os.environ["CXX"]
+    yield
+    os.environ["CXX"] = before
+
+
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -44,7 +44,7 @@ def open_library(source: Path) -> ctypes.CDLL:
     torch must have been imported: the library shares its threads. Raises `CannotCompile`, without
     another trial if there was one.
     """
-    found = _tried(source)
+    found = _tried(source, os.environ.get("CXX", ""), _folder())
     if isinstance(found, str):
         raise CannotCompile(found)
     return found
@@ -70,22 +70,22 @@ def _raise_reason(reason: bytes | None, function: Any, arguments: Any) -> None:
 
 
 def forget_libraries() -> None:
-    """Try to open them anew, with another compiler or folder."""
+    """Try to open them anew, although neither the compiler's name nor the folder has changed."""
     _tried.cache_clear()
 
 
 @cache
-def _tried(source: Path) -> ctypes.CDLL | str:
-    """The library, or why there is none."""
+def _tried(source: Path, command: str, folder: Path) -> ctypes.CDLL | str:
+    """The library, or why there is none. `command`: what CXX says."""
     try:
-        return _open(source)
+        return _open(source, command, folder)
     except CannotCompile as error:
         return str(error)
 
 
-def _open(source: Path) -> ctypes.CDLL:
-    compiler = _find_compiler()
-    library = _folder() / f"{source.stem}-{_key(source, compiler)}.so"
+def _open(source: Path, command: str, folder: Path) -> ctypes.CDLL:
+    compiler = _find_compiler(command)
+    library = folder / f"{source.stem}-{_key(source, compiler)}.so"
     if library.is_file():
         try:
             return _load(library)
@@ -107,15 +107,15 @@ def _load(library: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def _find_compiler() -> list[str]:
+def _find_compiler(command: str) -> list[str]:
     """The command in CXX, or GCC: another compiler's OpenMP would start threads beside torch's."""
     try:
-        command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+        words = shlex.split(command) or ["g++"]
     except ValueError as error:
-        raise CannotCompile(f"CXX={os.environ['CXX']}: {error}") from error
-    if shutil.which(command[0]) is None:
-        raise CannotCompile(f"the compiler {command[0]} is not installed")
-    return command
+        raise CannotCompile(f"CXX={command}: {error}") from error
+    if shutil.which(words[0]) is None:
+        raise CannotCompile(f"the compiler {words[0]} is not installed")
+    return words
 
 
 def _compile(compiler: list[str], source: Path, library: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -80,7 +79,6 @@ class LayerParts:
         return out
 
 
-@cache
 def open_parts() -> LayerParts:
     """Compile and load the functions. Raises `CannotCompile` with the reason."""
     library = open_library(SOURCE)

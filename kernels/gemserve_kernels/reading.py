@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -66,7 +65,6 @@ class ReadingAttention:
         return Partial(out, lse)
 
 
-@cache
 def open_reading() -> ReadingAttention:
     """Compile and load the kernel. Raises `CannotCompile` with the reason."""
     library = open_library(SOURCE)

@@ -86,7 +86,7 @@ def test_attention_of_prompts() -> None:
     obstacle = NativeCpu().find_obstacle(torch.device("cpu"), torch.bfloat16, 64)
     if obstacle is not None:
         pytest.skip(obstacle)
-    native, query = reading.open_reading.__wrapped__(), torch.randn(2, 9, 64).bfloat16()
+    native, query = reading.open_reading(), torch.randn(2, 9, 64).bfloat16()
     check(reading.SOURCE, 2, lambda: native.part(query, query, query, scale=1, is_causal=True).out)
 
 

@@ -23,7 +23,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from benchmarks.shared import harness, results
 from gemserve.contract.events import Finished
 from gemserve.engine.core import Core
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 ENGINES = ("gemserve", "generate", "continuous_batching")
 _WARM_UP_STEPS = 3

@@ -43,7 +43,7 @@ from benchmarks.other_servers.peer_servers import CONTESTANTS, CONTEXT, MODEL, C
 from benchmarks.shared import results
 from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import ModelConfig
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.loading.checkpoint import open_checkpoint
 from gemserve_client.load_test.streamed_request import Client, Record
 from gemserve_client.load_test.traffic import Job
 from gemserve_lab.tasks.needle import SUBTASKS

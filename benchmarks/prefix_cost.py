@@ -25,9 +25,9 @@ from gemserve.adapters.ntk import NTK, shapes
 from gemserve.adapters.prefix import Prefix
 from gemserve.config import ModelConfig
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch
 from gemserve_kernels import merge
 
 

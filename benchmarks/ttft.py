@@ -25,7 +25,7 @@ from benchmarks.shared import harness, results
 from gemserve.cli.options import read_bytes
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import prompt_flops
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
 WINDOWS = "windows"  # `sieve`, which reads the prompt in windows

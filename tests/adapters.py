@@ -9,7 +9,7 @@ import torch
 
 from gemserve.adapters.folder import write_folder
 from gemserve.model.base_model import BaseModel, base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 
 def tensors(

@@ -16,7 +16,7 @@ from gemserve.engine.scheduling.pace import Crowd
 from gemserve.engine.scheduling.time_shares import Portion, TenantLoad
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

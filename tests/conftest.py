@@ -77,7 +77,7 @@ def tokenizer() -> Any:
     """The built-in model's tokenizer; shared, so change a copy."""
     from transformers import AutoTokenizer
 
-    from gemserve.model.loader import BUILTIN_PATH
+    from gemserve.model.loading.loader import BUILTIN_PATH
 
     return AutoTokenizer.from_pretrained(BUILTIN_PATH)
 

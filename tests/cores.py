@@ -9,8 +9,8 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import DEFAULT_KEEP, EngineConfig, resolve_engine
 from gemserve.engine.core import Core
 from gemserve.filtering.methods import METHODS
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.passes.causal_model import CausalModel
 from tests.pipe_runner import PipeRunner, is_piped
 
 

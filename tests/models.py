@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 
 VOCAB = 4096
 SIZES: dict[str, Any] = {

@@ -24,8 +24,8 @@ from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.rope import RotaryFactory
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.rope import RotaryFactory
 
 
 def _without_memo(rotary: RotaryFactory) -> Any:

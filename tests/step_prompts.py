@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch, KVSpan
-from gemserve.model.packed_linear import can_pack, with_packed_linears
+from gemserve.model.cpu.packed_linear import can_pack, with_packed_linears
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch, KVSpan
 from tests import models
 
 needs_bfloat16 = pytest.mark.skipif(

@@ -41,8 +41,8 @@ from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loading.loader import LoadedModel, load
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.synthetic.problems import ProblemMaker
 from gemserve.synthetic.prose import stdlib_sentences
 from gemserve_lab.tasks.haystack import draw_filler

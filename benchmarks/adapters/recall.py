@@ -41,7 +41,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import GemserveError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loading.loader import LoadedModel, load
 from gemserve_lab.compare import compare
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import Outcome

@@ -16,7 +16,7 @@ from typing import Any
 
 from gemserve.api.requests.chat_body import Message, Tool
 from gemserve.config import ModelConfig
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.loading.checkpoint import open_checkpoint
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.prompting.template_roles import fit_roles

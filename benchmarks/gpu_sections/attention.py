@@ -22,8 +22,8 @@ from transformers import AttentionInterface
 from benchmarks.gpu_sections.timing import Watch, median_s
 from benchmarks.shared import harness, results
 from gemserve import config
-from gemserve.model.attention import attention
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.attention import attention
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import select_backend
 
 SDPA = "torch-sdpa"

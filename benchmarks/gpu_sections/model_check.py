@@ -11,8 +11,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.shared import harness, results
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_servable
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.passes.causal_model import CausalModel
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from gemserve.config import ModelConfig
-from gemserve.model.checkpoint import open_checkpoint
-from gemserve.model.gguf import find_gguf
+from gemserve.model.loading.checkpoint import open_checkpoint
+from gemserve.model.loading.gguf import find_gguf
 
 _WRITTEN_BY_WRITER = ("GGUF.", "general.architecture", "general.file_type")
 _MOSTLY_BF16 = 32  # general.file_type

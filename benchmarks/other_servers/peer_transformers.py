@@ -22,7 +22,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.other_servers.peer_servers import CONTEXT, MODEL
 from gemserve.config import ModelConfig
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.loading.checkpoint import open_checkpoint
 
 _PAGE_TOKENS = 256  # the default; only whole pages are shared
 _CHUNK_TOKENS = 512

@@ -28,7 +28,7 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.filter_options import FilterParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from gemserve_lab.methods_compared import oracle
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import generate

@@ -32,8 +32,8 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble, with_fp8_filter
 from gemserve.engine.core import Core
-from gemserve.model.fp8 import check_device
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
+from gemserve.model.passes.fp8 import check_device
 from gemserve_kernels.fp8 import reference_scaled_product, scaled_product
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import generate

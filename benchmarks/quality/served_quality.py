@@ -32,7 +32,7 @@ from benchmarks.shared import results
 from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import ModelConfig
 from gemserve.json_lines import parse_objects
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.loading.checkpoint import open_checkpoint
 from gemserve_lab.compare import compare
 from gemserve_lab.methods_compared import CHOSEN_OUTSIDE
 from gemserve_lab.metrics import score_answer

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality.answer_cases import draw_prose
 from benchmarks.shared import results
 from gemserve.config import ModelConfig
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 
 WAYS: dict[str, dict[str, Any]] = {
     "dense float32": {"weights": "dense", "dtype": "float32"},

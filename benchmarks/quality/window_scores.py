@@ -38,9 +38,9 @@ from gemserve.engine.core import Core
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.model.adapter import NO_ADAPTER
-from gemserve.model.attention import ChunkRows, ForwardContext
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.passes.attention import ChunkRows, ForwardContext
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.prompting.text_breaks import find_breaks
 from gemserve.synthetic.natural_facts import (
     FILLERS,

@@ -32,7 +32,7 @@ import httpx
 from benchmarks.robustness.load_server import write_random_adapter
 from benchmarks.shared.server_process import ServeProcess
 from gemserve.config import ModelConfig
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 from gemserve_client.load_test.traffic import COMMON_WORDS
 
 READY_S = 300.0

@@ -23,8 +23,8 @@ from benchmarks.shared.server_process import ServeProcess
 from gemserve.adapters.folder import write_folder
 from gemserve.config import ModelConfig
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
+from gemserve.model.passes.causal_model import CausalModel
 
 READY_S = 1800.0  # the process may be stopped for a while, when others measure on this machine
 TENANTS = ("alice", "bob")

@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
 def tokenizer_of(model: str) -> Any:
     """What counts the tokens of texts."""
     from gemserve.config import ModelConfig
-    from gemserve.model.checkpoint import open_checkpoint
+    from gemserve.model.loading.checkpoint import open_checkpoint
 
     return open_checkpoint(ModelConfig(model=model)).load_tokenizer()
 

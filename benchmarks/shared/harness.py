@@ -22,8 +22,8 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.filtering.method_cost import reading_bytes
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel
+from gemserve.model.loading.loader import LoadedModel
+from gemserve.model.passes.causal_model import CausalModel
 
 _MEMORY_SHARE = 0.85  # of a GPU's free memory, for a KV pool
 _LLAMA_ROPE = {

@@ -20,10 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 from benchmarks.shared import results
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.kv import DecodeBatch
-from gemserve.model.packed_linear import can_pack, with_packed_linears
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.cpu.packed_linear import can_pack, with_packed_linears
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # family, sizes, and the layers of the real model

@@ -28,7 +28,7 @@ from benchmarks.speed.step import Contestant
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve.model.packed_linear import PackedLinear, can_pack
+from gemserve.model.cpu.packed_linear import PackedLinear, can_pack
 
 _ROWS = 2048
 _MEMORY_BYTES = 1 << 30  # more than any cache

@@ -35,7 +35,7 @@ from benchmarks.shared import long_documents, results
 from benchmarks.shared.server_process import ServeProcess
 from benchmarks.shared.streamed_chat import stream_chat
 from gemserve.config import ModelConfig
-from gemserve.model.checkpoint import open_checkpoint
+from gemserve.model.loading.checkpoint import open_checkpoint
 from gemserve.synthetic.natural_facts import VOCABULARIES, draw_facts
 from gemserve_lab.tasks.haystack import draw_filler, scatter
 

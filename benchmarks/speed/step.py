@@ -32,7 +32,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 _WARM_UP_STEPS = 3
 _KINDS = ("none", "ntk", "prefix", "activation", "lora")

@@ -24,7 +24,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
 from gemserve.filtering.method_cost import prompt_flops
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 
 def main() -> None:

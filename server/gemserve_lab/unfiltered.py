@@ -13,9 +13,9 @@ import torch
 from gemserve.engine.core import Core
 from gemserve.engine.running.snapkv_eviction import evict
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch, KVSpan, Memory
-from gemserve.model.query_tap import QueryTap
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch, KVSpan, Memory
+from gemserve.model.passes.query_tap import QueryTap
 
 _CHUNK_TOKENS = 512
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.conversion_texts import ConversionText
 from gemserve_train.examples import TrainingExample
 from gemserve_train.forward import answer_logits

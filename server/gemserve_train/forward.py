@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from gemserve.model.adapter import Adapter, AttentionOptions
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.reach import Reach
+from gemserve.model.families.reach import Reach
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shape import decoder_path, follow, layers_of, list_name
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels import Partial, merge, select_backend

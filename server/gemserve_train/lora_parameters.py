@@ -14,7 +14,7 @@ from torch import nn
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.base_model import BaseModel
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shared_tree import shared_tree
 from gemserve_train.parameters import Parameters
 

@@ -20,7 +20,7 @@ from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import Partial
 from gemserve_train.forward import logits_with_gradients
 

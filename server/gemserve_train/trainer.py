@@ -18,7 +18,7 @@ from torch import nn
 
 from gemserve.errors import AdapterError
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.examples import IGNORED, TrainingExample, pack
 from gemserve_train.forward import Layout, packed_logits, recomputing
 from gemserve_train.loss_curve import history_of, loss_curve

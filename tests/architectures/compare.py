@@ -11,14 +11,14 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemserve.cost import filter_units
 from gemserve.errors import ConfigError, ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_servable
-from gemserve.model.config_check import check_config
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.head_sizes import fit
-from gemserve.model.kv import DecodeBatch
-from gemserve.model.planned_reach import planned_reaches
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.families.config_check import check_config
+from gemserve.model.families.head_sizes import fit
+from gemserve.model.families.planned_reach import planned_reaches
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch
+from gemserve.model.passes.query_tap import FilterTap
 from gemserve_kernels import merge, raw_scores
 from gemserve_kernels.attention import reference_attention, sink_part
 from tests.architectures import families

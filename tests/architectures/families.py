@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from gemserve.model.multimodal import text_config
+from gemserve.model.families.multimodal import text_config
 
 WINDOW = 72  # of every sliding window, and the size of chunks
 VOCAB = 160

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from gemserve.errors import ModelError
-from gemserve.model.reach import NOTHING
+from gemserve.model.families.reach import NOTHING
 from tests.architectures import families
 from tests.architectures.compare import Compared, compare
 

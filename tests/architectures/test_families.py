@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gemserve.errors import ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_servable
-from gemserve.model.reach import Reach
-from gemserve.model.recurrent_state import PassStates
+from gemserve.model.families.reach import Reach
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.recurrent_state import PassStates
 from tests.architectures import families
 from tests.architectures.compare import LIMIT, compare
 from tests.architectures.page import PAGE, lines_of, row_of

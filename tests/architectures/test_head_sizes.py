@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from gemserve.adapters import ntk, prefix
 from gemserve.config import ModelConfig
 from gemserve.errors import AdapterError, ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.checkpoint import HubCheckpoint
-from gemserve.model.head_sizes import find_misfit, fit
-from gemserve.model.planned_reach import planned_shape
+from gemserve.model.families.head_sizes import find_misfit, fit
+from gemserve.model.families.planned_reach import planned_shape
+from gemserve.model.loading.checkpoint import HubCheckpoint
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.attention import reference_attention
 from tests.architectures import families
 from tests.architectures.compare import compare

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.kv import DecodeBatch
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch
 from tests.architectures import families
 from tests.architectures.page import PAGE, lines_of
 from tests.compiled_step import compiled_step, needs_compiler

@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 from transformers import AutoTokenizer
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from gemserve_lab.demo.document import natural_document
 from tests.browser.conftest import served, start_chromium
 from tests.browser.page import Page

@@ -7,7 +7,7 @@ import time
 
 from transformers import AutoTokenizer
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests.fakes import FILTERED, FakeCore, live_server, serving_over
 
 

@@ -19,7 +19,7 @@ import pytest
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests.clients.environments import python_of, script_of
 from tests.fakes import live_server, parse_metrics, wait_for
 from tests.guide import examples, run_example

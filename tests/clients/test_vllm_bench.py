@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests.clients.environments import ROOT, offline_environment
 from tests.clients.servers import Answers
 from tests.fakes import FILTERED

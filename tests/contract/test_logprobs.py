@@ -14,7 +14,7 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.build import build_core
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests.fakes import CHAT, COMPLETIONS, data_of
 
 pytestmark = pytest.mark.anyio

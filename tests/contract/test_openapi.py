@@ -21,7 +21,7 @@ import pytest
 from gemserve.api.serving import build_serving
 from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.contract.schemathesis_checks import ADAPTER, FILE, FOLDER, LIBRARY, MODEL
 from tests.cores import core_over

@@ -16,7 +16,7 @@ import pytest
 
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.fakes import CHAT, COMPLETIONS, data_of, live_server, text_of

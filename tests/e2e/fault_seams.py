@@ -19,8 +19,8 @@ from gemserve.engine.reuse import disk_threads
 from gemserve.engine.reuse.disk import DiskCache
 from gemserve.engine.running import draws, runner
 from gemserve.engine.running.pool_bytes import PoolCopies
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.offload import HostLayers
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.offload import HostLayers
 from gemserve.prompting import prompt
 from tests.e2e.fault_plan import FaultPlan, Seam
 

@@ -26,7 +26,7 @@ from gemserve.api.serving import Serving, build_serving
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.http_server.draining_server import HttpServer, http_server
-from gemserve.model.loader import place
+from gemserve.model.loading.loader import place
 from tests import adapters, models
 from tests.cores import core_over
 from tests.e2e.fault_seams import VICTIM_SEED, VICTIM_STOP, VICTIM_WORD

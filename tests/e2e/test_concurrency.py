@@ -23,7 +23,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.step_plan import DecodeRow
 from gemserve.engine.worker import Engine
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -15,7 +15,7 @@ import pytest
 from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_fleet.replicas.ingress import create_ingress
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests import adapters, models

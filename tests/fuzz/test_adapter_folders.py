@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gemserve.adapters.kinds import load_adapter
 from gemserve.errors import AdapterError
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.fuzz.cases import MIB, bounded, cases, changed_bytes, changed_json, written
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.gguf_file import GgufFile, read_gguf
-from gemserve.model.loader import load
+from gemserve.model.loading.gguf_file import GgufFile, read_gguf
+from gemserve.model.loading.loader import load
 from tests.compiled_step import compiled_step
 from tests.fuzz.cases import MIB, bounded, cases, changed_bytes
 from tests.model import gguf_files

@@ -22,10 +22,10 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.checkpoint import GgufCheckpoint
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.gguf_file import read_gguf
-from gemserve.model.loader import load
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.loading.checkpoint import GgufCheckpoint
+from gemserve.model.loading.gguf_file import read_gguf
+from gemserve.model.loading.loader import load
 from gemserve_kernels.blocks import FORMATS
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gemserve.errors import LibraryError
-from gemserve.model.checkpoint import BUILTIN_PATH
+from gemserve.model.loading.checkpoint import BUILTIN_PATH
 from gemserve_library.library import DATABASE, Library, remove_library
 from tests.fuzz.cases import MIB, bounded, cases, changed_bytes
 from tests.library.worlds import IDENTITY, add, open_library, paragraphs, text_source

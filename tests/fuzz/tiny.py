@@ -12,7 +12,7 @@ import httpx
 from gemserve.api.serving import build_serving
 from gemserve.config import EngineConfig, ServerConfig
 from gemserve.engine.core import Core
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.cores import core_over
 from tests.fakes import live_server

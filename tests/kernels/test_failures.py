@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.cpu.cpu_step import with_cpu_step
 from gemserve_kernels import blocks, cpu_step, native_library, reading
 from gemserve_kernels.attention_backends import NativeCpu
 from gemserve_kernels.blocks import FORMATS, Blocks, BlockWeight

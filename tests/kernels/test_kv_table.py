@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemserve.cost import ModelShape
-from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory
+from gemserve.model.passes.kv import DecodeBatch, DecodeStep, KVSpan, Memory
 from gemserve_kernels import KVTable, decode_attention, select_backend, write_tokens
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 16

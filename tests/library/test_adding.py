@@ -38,7 +38,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from transformers import AutoTokenizer
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests.library.worlds import FakeReader, add, open_library, paragraphs, text_source
 
 class Slow(FakeReader):

@@ -11,8 +11,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 from gguf.constants import MODEL_ARCH_NAMES
 
-from gemserve.model.gguf_families import FAMILIES
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.gguf_families import FAMILIES
+from gemserve.model.loading.loader import BUILTIN_PATH
 from tests import models
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

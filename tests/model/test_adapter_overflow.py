@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from benchmarks.adapters.recall import find_lines, table, write_one_step_adapter
 from gemserve.adapters.folder import write_folder
 from gemserve.config import ModelConfig
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 from tests import adapters as random_adapters
 
 TYPES = ("activation", "lora", "ntk", "prefix")

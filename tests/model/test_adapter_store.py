@@ -13,7 +13,7 @@ import torch
 from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 
 MIB = 1 << 20

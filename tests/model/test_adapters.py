@@ -20,7 +20,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.adapter import Adapter, AttentionOptions
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import Partial, ntk_part
 from tests import adapters, models
 from tests.cores import core_over

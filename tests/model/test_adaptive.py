@@ -19,8 +19,8 @@ from gemserve.engine.core import Core
 from gemserve.errors import RequestError
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import ids_prompt
 from gemserve.prompting.protected import plain_ranges
 from tests import models

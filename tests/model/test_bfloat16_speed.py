@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gemserve.config import ModelConfig
-from gemserve.model import bfloat16_speed, loader
+from gemserve.model.cpu import bfloat16_speed
+from gemserve.model.loading import loader
 from tests import models
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 from tests import models
 
 Tensors = dict[str, torch.Tensor]

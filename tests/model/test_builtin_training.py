@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from recipes.builtin_model import train as training
 from recipes.builtin_model.corpus import Corpus, TrainingBatch
 from recipes.builtin_model.curriculum import STAGES, SequenceRecipe, Size, choose_stages

@@ -27,8 +27,8 @@ from gemserve.engine.build import build_core
 from gemserve.errors import ConfigError
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
 from gemserve.synthetic.meaning_facts import facts_in, languages_of, meaning_facts
 from gemserve.synthetic.natural_facts import VocabularyName

@@ -20,8 +20,8 @@ from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.model.base_model import hash_weights
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loading.loader import LoadedModel, load
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.model.test_calibrate import copied, few
 from tests.model.test_head_search import MEMORY, layer_of

@@ -19,9 +19,9 @@ from gemserve.cost import ModelShape
 from gemserve.filtering.method_cost import MethodPlan, plan_methods, prompt_flops
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.planned_reach import planned_shape
-from gemserve.model.reach import NOTHING
+from gemserve.model.families.planned_reach import planned_shape
+from gemserve.model.families.reach import NOTHING
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from tests import models
 from tests.architectures import families

@@ -16,9 +16,9 @@ import torch
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.loader import load
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.loading.loader import load
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import cpu_step, native_library
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler

@@ -17,8 +17,8 @@ import torch
 from gemserve.adapters.kinds import load_adapter
 from gemserve.model.adapter import NO_ADAPTER, Adapter, StepTerms
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.compiled_step import compiled_step, needs_compiler
 from tests.cores import core_over

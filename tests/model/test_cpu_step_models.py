@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.packed_linear import with_packed_linears
-from gemserve.model.step_weights import FAMILIES
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.cpu.packed_linear import with_packed_linears
+from gemserve.model.cpu.step_weights import FAMILIES
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler
 from tests.step_prompts import Prompts, needs_bfloat16

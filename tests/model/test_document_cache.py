@@ -17,8 +17,8 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import Memory
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import Memory
 from tests import adapters, models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -19,7 +19,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.cache.files import FileWriter, read_info
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk as cache_disk
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_document_cache import (

@@ -21,9 +21,9 @@ from gemserve.engine.build import assemble, build_core, with_fp8_filter
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loading.loader import LoadedModel, load
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.fp8 import FP8Linear, check_device, check_sizes, fp8_bytes, fp8_layers
 from gemserve_kernels.fp8 import reference_scaled_product
 from gemserve_lab.run import generate
 from gemserve_lab.tasks.needle import SUBTASKS

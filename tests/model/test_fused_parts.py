@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemserve.model import fused_parts
-from gemserve.model.fused_parts import with_fused_parts
+from gemserve.model.cpu import fused_parts
+from gemserve.model.cpu.fused_parts import with_fused_parts
 from gemserve_kernels.native_library import CannotCompile
 from tests.architectures import families
 from tests.compiled_step import compiled_step, needs_compiler

@@ -16,8 +16,8 @@ from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ModelError, RequestError
-from gemserve.model import loader
-from gemserve.model.loader import load, model_from_config
+from gemserve.model.loading import loader
+from gemserve.model.loading.loader import load, model_from_config
 from gemserve.prompting.prompt import chat_prompt
 from tests import models
 from tests.model import gguf_files
@@ -157,7 +157,7 @@ def test_without_a_chat_template_it_loads_and_refuses_chats(tmp_path: Path) -> N
 def test_plan_reads_no_weights(
     llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gemserve.model.gguf.load_weights", None)
+    monkeypatch.setattr("gemserve.model.loading.gguf.load_weights", None)
     assert main(["plan", "--model", str(llama), "--tokens", "1000"]) == 0
     assert "of the model in float32" in capsys.readouterr().out
 

@@ -16,12 +16,12 @@ from gemserve.cli.main import main
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
 from gemserve.model.base_model import base_of, hash_norms, hash_weights
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.fused_parts import with_fused_parts
-from gemserve.model.loader import load, model_from_config
-from gemserve.model.packed_linear import with_packed_linears
-from gemserve.model.weight_memory import weights_of
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.cpu.fused_parts import with_fused_parts
+from gemserve.model.cpu.packed_linear import with_packed_linears
+from gemserve.model.loading.loader import load, model_from_config
+from gemserve.model.loading.weight_memory import weights_of
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.blocks import BlockWeight, has_blocks
 from tests import adapters
 from tests.compiled_step import compiled_step, needs_compiler
@@ -157,7 +157,7 @@ def test_the_log_says_what_stays(
 
 
 def test_a_damaged_block_is_found(file: Path, tmp_path: Path) -> None:
-    from gemserve.model.gguf_file import read_gguf
+    from gemserve.model.loading.gguf_file import read_gguf
 
     damaged = tmp_path / "damaged.gguf"
     data = bytearray(file.read_bytes())

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType
 
 from gemserve.config import ModelConfig
 from gemserve.cost import filter_units
-from gemserve.model.gguf_families import FAMILIES
-from gemserve.model.loader import load
+from gemserve.model.loading.gguf_families import FAMILIES
+from gemserve.model.loading.loader import load
 from tests import models
 from tests.architectures import families
 from tests.architectures.page import PAGE

@@ -13,9 +13,9 @@ from gguf import GGUFWriter
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model import loader
-from gemserve.model.gguf_file import read_gguf
-from gemserve.model.loader import load
+from gemserve.model.loading import loader
+from gemserve.model.loading.gguf_file import read_gguf
+from gemserve.model.loading.loader import load
 from tests import models
 from tests.model import gguf_files
 

@@ -20,11 +20,11 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.model import graphs
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.graphs import DecodeGraphs, build_graphs
-from gemserve.model.kv import DecodeBatch, KVSpan, Memory
+from gemserve.model.passes import graphs
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.graphs import DecodeGraphs, build_graphs
+from gemserve.model.passes.kv import DecodeBatch, KVSpan, Memory
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText, random_ids

@@ -25,7 +25,7 @@ from gemserve.config import EngineConfig
 from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
 from tests import models
 from tests.cores import core_over

@@ -29,10 +29,10 @@ from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass
 from gemserve.errors import ConfigError, NotCalibrated
 from gemserve.llm import LLM
-from gemserve.model.attention import NO_PAUSES, Breaks
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel
-from gemserve.model.packed_linear import can_pack
+from gemserve.model.cpu.packed_linear import can_pack
+from gemserve.model.loading.loader import LoadedModel
+from gemserve.model.passes.attention import NO_PAUSES, Breaks
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt
 from tests import models
 from tests.architectures import families
@@ -216,7 +216,7 @@ def test_what_needs_the_filter_layer_first_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=r"calibrate=later: only for gemserve serve"):
         LLM(uncalibrated, LATER)
-    monkeypatch.setattr("gemserve.model.fp8.check_device", lambda _: None)
+    monkeypatch.setattr("gemserve.model.passes.fp8.check_device", lambda _: None)
     with pytest.raises(ConfigError, match=r"calibrate=later: not with filter_precision=fp8"):
         build_served_core(uncalibrated, replace(LATER, filter_precision="fp8"), lambda: None)
 

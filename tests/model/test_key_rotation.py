@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from gemserve.filtering.selector import LayerEvidence
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.rope import KeyRotation
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.rope import KeyRotation
 from tests import models
 
 

@@ -12,7 +12,7 @@ from gemserve.contract.events import Filtered
 from gemserve.contract.filter_options import FilterMethod, FilterParams
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText, assert_same_up_to_ties, random_ids

@@ -16,9 +16,9 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_servable
-from gemserve.model.loader import LoadedModel, load
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.loading.loader import LoadedModel, load
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import text_prompt
 from tests import models
 

@@ -22,10 +22,10 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.checkpoint import BUILTIN_PATH
-from gemserve.model.config_check import check_config, find_context_tokens
-from gemserve.model.loader import LoadedModel, load, model_from_config
+from gemserve.model.families.config_check import check_config, find_context_tokens
+from gemserve.model.loading.checkpoint import BUILTIN_PATH
+from gemserve.model.loading.loader import LoadedModel, load, model_from_config
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 
 SMALL = EngineConfig(kv_memory_bytes=8 << 20, calibrate="off")

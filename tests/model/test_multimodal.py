@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoTokeni
 from gemserve.config import ModelConfig
 from gemserve.cost import filter_units
 from gemserve.errors import ModelError
-from gemserve.model.loader import BUILTIN_PATH, load
-from gemserve.model.multimodal import TEXT_IS_THE_SAME
+from gemserve.model.families.multimodal import TEXT_IS_THE_SAME
+from gemserve.model.loading.loader import BUILTIN_PATH, load
 from tests.architectures import families
 from tests.architectures.page import PAGE
 from tests.model.test_quantised import Fp8, rewrite

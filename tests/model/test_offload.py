@@ -22,10 +22,10 @@ from gemserve.engine.build import assemble, build_core, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_servable
-from gemserve.model.loader import load, place
-from gemserve.model.offload import HostLayers, Visiting
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.loading.loader import load, place
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.offload import HostLayers, Visiting
 from tests import adapters, models
 from tests.cores import core_over
 from tests.model.test_adapters import prompt, request, run

@@ -16,13 +16,13 @@ from transformers import CONFIG_MAPPING
 from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.base_model import base_of, hash_norms
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.fused_parts import with_fused_parts
-from gemserve.model.loader import check_ranks, load, model_from_config
-from gemserve.model.packed_linear import with_packed_linears
-from gemserve.model.quantised import check_quantisation
-from gemserve.model.weight_memory import weights_of
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.cpu.fused_parts import with_fused_parts
+from gemserve.model.cpu.packed_linear import with_packed_linears
+from gemserve.model.loading.loader import check_ranks, load, model_from_config
+from gemserve.model.loading.quantised import check_quantisation
+from gemserve.model.loading.weight_memory import weights_of
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import native_library
 from gemserve_kernels.blocks import BlockWeight, has_blocks
 from tests.compiled_step import NO_COMPILER, compiled_step, needs_compiler

@@ -19,8 +19,8 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import load
-from gemserve.model.packed_linear import PackedLinear, can_pack, with_packed_linears
+from gemserve.model.cpu.packed_linear import PackedLinear, can_pack, with_packed_linears
+from gemserve.model.loading.loader import load
 from tests import adapters, models
 
 BF16 = torch.bfloat16

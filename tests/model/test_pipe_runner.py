@@ -15,7 +15,7 @@ from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cache_world import RandomPace, World
 from tests.cores import core_over

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers.models.jamba.modeling_jamba import mamba_selective_scan
 
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.prepared_layers import prepare
-from gemserve.model.selective_scan import selective_scan
+from gemserve.model.families.prepared_layers import prepare
+from gemserve.model.families.selective_scan import selective_scan
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shared_tree import shared_tree
 from tests.architectures import families
 from tests.architectures.compare import compare

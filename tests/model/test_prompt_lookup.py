@@ -18,7 +18,7 @@ from gemserve.contract.sampling import Grammar, SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.compiled_step import compiled_step, needs_compiler
 from tests.cores import core_over

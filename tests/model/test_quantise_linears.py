@@ -12,10 +12,10 @@ import torch
 from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError
 from gemserve.model.base_model import hash_of
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.loader import check_ranks, load, model_from_config
-from gemserve.model.quantise_linears import _int8, quantise
-from gemserve.model.weight_memory import weights_of
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.loading.loader import check_ranks, load, model_from_config
+from gemserve.model.loading.quantise_linears import _int8, quantise
+from gemserve.model.loading.weight_memory import weights_of
 from gemserve_kernels import native_library
 from gemserve_kernels.blocks import BlockWeight
 from tests.compiled_step import NO_COMPILER, compiled_step, needs_compiler
@@ -85,7 +85,7 @@ def test_ordinary_checkpoints_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
     def fail() -> None:
         pytest.fail("compiled")
 
-    monkeypatch.setattr("gemserve.model.loader.check_compiled", fail)
+    monkeypatch.setattr("gemserve.model.loading.loader.check_compiled", fail)
     load(config())
     model_from_config(config())
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from gemserve.config import ModelConfig
 from gemserve.cost import filter_units
 from gemserve.errors import ConfigError, ModelError
-from gemserve.model.loader import BUILTIN_PATH, check_ranks, load, model_from_config
+from gemserve.model.loading.loader import BUILTIN_PATH, check_ranks, load, model_from_config
 from tests.architectures import families
 
 Tensors = dict[str, torch.Tensor]

@@ -26,8 +26,8 @@ from gemserve.errors import CapacityExceeded
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.kv_layout import KVLayout
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.query_tap import FilterTap, QueryTap
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.query_tap import FilterTap, QueryTap
 from gemserve.prompting.prompt import Prompt
 from tests import models
 from tests.cores import core_over

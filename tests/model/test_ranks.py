@@ -25,7 +25,7 @@ from gemserve.engine.ranks.ranks import Ranks
 from gemserve.errors import AdapterError, ConfigError, RequestError
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import check_ranks
+from gemserve.model.loading.loader import check_ranks
 from tests import adapters, models
 
 LAYER, WINDOW = 2, 256

@@ -10,8 +10,8 @@ from transformers import masking_utils
 from transformers.models.llama import modeling_llama
 
 from gemserve.errors import ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.reach import Reach, find_reaches
+from gemserve.model.families.reach import Reach, find_reaches
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shape import shape_of
 from tests import models
 

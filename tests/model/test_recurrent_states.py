@@ -27,9 +27,9 @@ from gemserve.engine.scheduling.pace import Crowd
 from gemserve.errors import AdapterError, ConfigError, RequestError
 from gemserve.filtering.window_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel, place
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.loading.loader import LoadedModel, place
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.query_tap import FilterTap
 from gemserve.model.rank_shard import check_divisible
 from tests.architectures import families
 from tests.cache_world import RandomPace

@@ -9,8 +9,8 @@ import pytest
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model import loader, remembered_checks
-from gemserve.model.remembered_checks import check_once
+from gemserve.model.loading import loader, remembered_checks
+from gemserve.model.loading.remembered_checks import check_once
 from tests import models
 
 

@@ -19,8 +19,8 @@ from gemserve.cost import filter_units
 from gemserve.errors import ModelError
 from gemserve.filtering.gemfilter import GemFilter
 from gemserve.filtering.selector import Evidence, LayerEvidence
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.query_tap import FilterTap
 from tests import models
 from tests.cores import core_over
 

@@ -20,8 +20,8 @@ from gemserve.engine.build import assemble, calibration_for
 from gemserve.engine.core import Core
 from gemserve.errors import RequestError
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import BUILTIN_PATH, LoadedModel
+from gemserve.model.loading.loader import BUILTIN_PATH, LoadedModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from tests import models
 from tests.chat_templates import shaped_like

@@ -9,7 +9,7 @@ from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

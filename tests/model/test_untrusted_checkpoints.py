@@ -11,7 +11,7 @@ import pytest
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 from tests import models
 
 CODE = """

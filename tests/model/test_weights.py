@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from gemserve.cli.main import main
 from gemserve.cost import WeightPlan, check_device_memory, plan_weights
 from gemserve.errors import ConfigError
-from gemserve.model.weight_memory import weights_of
+from gemserve.model.loading.weight_memory import weights_of
 from tests import models
 
 GIB = 2**30

@@ -23,7 +23,7 @@ from gemserve.engine.sequence.job import Job
 from gemserve.engine.sequence.sequence import State
 from gemserve.kv_layout import LOOK_TOKENS, KVLayout
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters
 from tests.architectures import families
 from tests.cores import core_over

@@ -26,9 +26,9 @@ from gemserve.errors import ConfigError, RequestError
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.window_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.loading.loader import LoadedModel
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.query_tap import FilterTap
 from tests import adapters, models
 from tests.architectures import families
 from tests.cores import core_over

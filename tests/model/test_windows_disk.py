@@ -20,7 +20,7 @@ from gemserve.engine.cache.files import read_info
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk as cache_disk
 from gemserve.engine.reuse import disk_threads as cache_threads
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemserve.adapters.prefix import Prefix
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.conversion_texts import ConversionText
 from gemserve_train.distill import DistillConfig, Teacher, agreement, distill
 from gemserve_train.forward import logits_with_gradients

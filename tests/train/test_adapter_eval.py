@@ -15,7 +15,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.base_model import base_of
-from gemserve.model.loader import load
+from gemserve.model.loading.loader import load
 from gemserve_train.evaluation.answer_rules import RULES, interval, matching, paired
 from gemserve_train.evaluation.chats import behind_prefix, draw_shots, read_questions
 from gemserve_train.evaluation.evaluate import answer_all, answer_loss, evaluate

@@ -11,7 +11,7 @@ import torch
 
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.examples import IGNORED, TrainingExample, pack
 from gemserve_train.forward import logits_with_gradients
 from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters, count_lora

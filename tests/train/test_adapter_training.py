@@ -15,7 +15,7 @@ from gemserve.adapters.prefix import Prefix
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError
 from gemserve.model.adapter import NO_ADAPTER
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import Partial
 from gemserve_train.conversion_texts import ConversionText
 from gemserve_train.convert import ConvertConfig, convert

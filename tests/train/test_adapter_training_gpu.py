@@ -8,7 +8,7 @@ import pytest
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.model.base_model import base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve_train.parameters import NTKParameters, Parameters
 from gemserve_train.trainer import TrainConfig, TrainResult, train

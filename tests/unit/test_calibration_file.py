@@ -27,7 +27,7 @@ from gemserve.config import (
 )
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 
 WHOLE = {
     "filter_layer": 5,

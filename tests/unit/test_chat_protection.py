@@ -16,7 +16,7 @@ from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, Protect
 from gemserve.contract.prompt_parts import Priority
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import always_read, protected_positions
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from gemserve.prompting.chat_protection import LONGEST_INSTRUCTIONS, MOST_MARKED
 from gemserve.prompting.prompt import Prompt, chat_prompt, ids_prompt, text_prompt
 from tests.chat_templates import ALTERNATING, FAMILIES, shaped_like

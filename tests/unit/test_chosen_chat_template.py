@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.errors import ConfigError
-from gemserve.model.chosen_chat_template import MOST_BYTES, TEMPLATES, choose_chat_template
+from gemserve.model.loading.chosen_chat_template import MOST_BYTES, TEMPLATES, choose_chat_template
 
 MESSAGES = [{"role": "user", "content": "Who keeps the lantern?"}]
 OWN = "{% for message in messages %}[{{ message.content }}]{% endfor %}"

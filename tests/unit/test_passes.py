@@ -17,8 +17,8 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import RequestError
-from gemserve.model.attention import Breaks
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.attention import Breaks
+from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
 from tests.model.test_selection import NoText

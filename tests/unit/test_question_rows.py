@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
 from gemserve.contract.prompt_parts import Priority
 from gemserve.errors import RequestError
-from gemserve.model.loader import BUILTIN_PATH
+from gemserve.model.loading.loader import BUILTIN_PATH
 from gemserve.prompting.chat_template import find_messages
 from gemserve.prompting.prompt import Prompt, chat_prompt
 from gemserve.prompting.template_roles import fit_roles, source_places

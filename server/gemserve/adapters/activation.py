@@ -12,7 +12,7 @@ import torch
 from gemserve.adapters.tensor_checks import check_squares, take
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, StepTerms
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 
 class Activation(Adapter):

@@ -14,7 +14,7 @@ from gemserve.contract.adapters import AdapterInfo
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel, base_of
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 _MAX_MESSAGE = 500  # longest name, in characters
 

@@ -11,7 +11,7 @@ from gemserve.adapters.folder import AdapterFolder, read_folder
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter
 from gemserve.model.base_model import BaseModel
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 Build = Callable[[str, AdapterFolder, CausalModel], Adapter]
 KINDS: dict[str, Build] = {

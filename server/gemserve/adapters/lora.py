@@ -16,7 +16,7 @@ import torch
 from gemserve.adapters.tensor_checks import LARGEST, check_squares, check_values
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, StepTerms
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.shared_tree import shared_tree
 from gemserve_kernels.cpu_step import LowRank
 

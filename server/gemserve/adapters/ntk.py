@@ -10,7 +10,7 @@ from gemserve.adapters.tensor_checks import LARGEST, check_heads, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, StepTerms
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial, ntk_part
 from gemserve_kernels.attention import sink_part

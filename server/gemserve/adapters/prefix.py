@@ -10,7 +10,7 @@ from gemserve.adapters.tensor_checks import check_heads, check_squares, take
 from gemserve.cost import ModelShape
 from gemserve.errors import AdapterError, shown
 from gemserve.model.adapter import Adapter, AttentionOptions, StepTerms, attend_all
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.rank_shard import RankShard
 from gemserve_kernels import Backend, Partial
 

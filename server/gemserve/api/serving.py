@@ -13,7 +13,7 @@ from gemserve.engine.core import Core
 from gemserve.engine.watchdog import Watchdog
 from gemserve.engine.worker import Engine, IdleWork
 from gemserve.errors import AdapterBusy, AdapterError, ConfigError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import Backend
 
 

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from gemserve.calibration.search.choose_layer import Effort
     from gemserve.engine.build import calibration_path
-    from gemserve.model.loader import load
+    from gemserve.model.loading.loader import load
 
     effort = Effort(
         lengths=tuple(read_lengths(arguments.lengths)),

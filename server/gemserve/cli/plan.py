@@ -89,10 +89,10 @@ def run(
     """Print the plan. `plan_load`: plans a load of such prompts instead of one, and prints that."""
     from gemserve.filtering.method_cost import plan_methods
     from gemserve.filtering.methods import METHODS, SERVED_METHODS
-    from gemserve.model.config_check import find_context_tokens
-    from gemserve.model.loader import model_from_config, resolve_device
-    from gemserve.model.planned_reach import planned_shape
-    from gemserve.model.weight_memory import weights_of
+    from gemserve.model.families.config_check import find_context_tokens
+    from gemserve.model.families.planned_reach import planned_shape
+    from gemserve.model.loading.loader import model_from_config, resolve_device
+    from gemserve.model.loading.weight_memory import weights_of
 
     num_tokens = _read_count("tokens", arguments.tokens)
     wanted_keep = None
@@ -206,9 +206,9 @@ def _find_reader(
 ) -> tuple[Reader | None, WeightPlan | None]:
     """The model that looks, if another one does, and its weights."""
     from gemserve.filtering.method_cost import Reader
-    from gemserve.model.loader import model_from_config
-    from gemserve.model.planned_reach import planned_shape
-    from gemserve.model.weight_memory import weights_of
+    from gemserve.model.families.planned_reach import planned_shape
+    from gemserve.model.loading.loader import model_from_config
+    from gemserve.model.loading.weight_memory import weights_of
 
     if engine.reader is None:
         return None, None

@@ -90,7 +90,7 @@ def _this_machine(shape: ModelShape, device: str, dtype: Any) -> ReadingSpeed:
     """Time products of the model's width, of which reading consists for the most part."""
     import torch
 
-    from gemserve.model.loader import resolve_device
+    from gemserve.model.loading.loader import resolve_device
 
     place = resolve_device(device)
     columns = min(4 * shape.hidden_size, _MOST_COLUMNS)

@@ -132,7 +132,7 @@ def _ranks(model: ModelConfig, num_ranks: int) -> Iterator[Ranks]:
     share = (os.cpu_count() or 1) // num_ranks
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     from gemserve.engine.ranks.ranks import Ranks
-    from gemserve.model.loader import check_ranks, with_dtype
+    from gemserve.model.loading.loader import check_ranks, with_dtype
 
     check_ranks(model, num_ranks)
     ranks = Ranks(call_in_new_thread(lambda: with_dtype(model)), num_ranks)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from gemserve.contract.sampling import SamplingParams
-from gemserve.model.transfer import to_device
+from gemserve.model.passes.transfer import to_device
 
 
 class Penalties:

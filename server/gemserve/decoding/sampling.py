@@ -16,7 +16,7 @@ from gemserve.contract.events import TokenLogprob
 from gemserve.contract.sampling import SamplingParams
 from gemserve.decoding.grammar import Matcher
 from gemserve.decoding.penalties import Penalties
-from gemserve.model.transfer import to_device
+from gemserve.model.passes.transfer import to_device
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's for a token that cannot come
 

@@ -29,17 +29,17 @@ from gemserve.engine.running.runner import Runner
 from gemserve.engine.state_memory import with_fitting_states
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
-from gemserve.model import fp8
 from gemserve.model.base_model import hash_norms, hash_of
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.compatibility import check_filter_pass
-from gemserve.model.cpu_step import with_cpu_step
-from gemserve.model.fp8 import Product
-from gemserve.model.fused_parts import with_fused_parts
-from gemserve.model.loader import LoadedModel, load, resolve_device, shape_from_config
-from gemserve.model.packed_linear import can_pack, with_packed_linears
-from gemserve.model.reach import NOTHING
-from gemserve.model.weight_memory import weights_of
+from gemserve.model.cpu.cpu_step import with_cpu_step
+from gemserve.model.cpu.fused_parts import with_fused_parts
+from gemserve.model.cpu.packed_linear import can_pack, with_packed_linears
+from gemserve.model.families.reach import NOTHING
+from gemserve.model.loading.compatibility import check_filter_pass
+from gemserve.model.loading.loader import LoadedModel, load, resolve_device, shape_from_config
+from gemserve.model.loading.weight_memory import weights_of
+from gemserve.model.passes import fp8
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.fp8 import Product
 from gemserve_kernels.fp8 import scaled_product
 
 if TYPE_CHECKING:

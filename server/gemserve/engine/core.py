@@ -44,7 +44,7 @@ from gemserve.engine.sequence.text_index import TextIndex
 from gemserve.errors import CapacityExceeded, ConfigError, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemserve.model.families.reach import ALL, Reach
 from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import ALL, Reach
 from gemserve_kernels import Backend, Partial, merge
 from gemserve_kernels.attention import reference_attention, sink_part
 from gemserve_kernels.cpu_step import LowRank

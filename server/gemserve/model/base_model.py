@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gemserve.errors import shown
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.blocks import BlockWeight
 
 

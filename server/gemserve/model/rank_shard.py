@@ -12,7 +12,7 @@ from typing import Any
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, ModelError
-from gemserve.model.config_check import STATE_LAYERS
+from gemserve.model.families.config_check import STATE_LAYERS
 from gemserve.model.shape import decoder_path, follow, layers_of
 
 _DIVIDED = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}

@@ -11,7 +11,7 @@ from typing import Any
 from gemserve.calibration.search.example import Example
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.gguf import find_gguf
+from gemserve.model.loading.gguf import find_gguf
 from gemserve.prompting.prompt import Prompt
 from gemserve_lab.demo.demo_server import Result, Server
 from gemserve_lab.demo.document import HiddenFact, natural_document, synthetic_document
@@ -105,6 +105,6 @@ def _ask_both(server: Server, hidden: HiddenFact, max_tokens: int) -> dict[str, 
 
 
 def _tokenizer(model: str) -> Any:
-    from gemserve.model.checkpoint import open_checkpoint
+    from gemserve.model.loading.checkpoint import open_checkpoint
 
     return open_checkpoint(ModelConfig(model=model)).load_tokenizer()

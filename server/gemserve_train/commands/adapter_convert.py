@@ -17,8 +17,8 @@ from gemserve.errors import AdapterError, ConfigError
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
     from gemserve.adapters.prefix import Prefix
     from gemserve.model.base_model import BaseModel
-    from gemserve.model.causal_model import CausalModel
-    from gemserve.model.loader import LoadedModel
+    from gemserve.model.loading.loader import LoadedModel
+    from gemserve.model.passes.causal_model import CausalModel
     from gemserve_train.conversion_texts import ConversionText
     from gemserve_train.convert import Fit
     from gemserve_train.distill import Agreement
@@ -66,7 +66,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gemserve.adapters.folder import write_folder
     from gemserve.model.base_model import base_of
-    from gemserve.model.loader import load
+    from gemserve.model.loading.loader import load
 
     if (arguments.prefix is None) == (arguments.prompt is None):
         raise ConfigError("--prefix, --prompt: one of them is needed, and not both")

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--few-shot and --shots: must be given together")
     model: ModelConfig = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     from gemserve.engine.build import assemble
-    from gemserve.model.loader import load
+    from gemserve.model.loading.loader import load
 
     loaded = load(model)
     core = assemble(loaded, EngineConfig(calibrate="off", cache_memory=0.0))

@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
     from gemserve.adapters.kinds import check_adaptable
-    from gemserve.model.loader import load
+    from gemserve.model.loading.loader import load
     from gemserve_train.trainer import TrainConfig, train
 
     loaded = load(model)
@@ -226,7 +226,7 @@ def _layer(arguments: argparse.Namespace, shape: Any) -> int:
 
 
 def _count(arguments: argparse.Namespace, model: ModelConfig) -> int:
-    from gemserve.model.loader import model_from_config
+    from gemserve.model.loading.loader import model_from_config
     from gemserve.model.shape import shape_of
     from gemserve_train.lora_parameters import count_lora
     from gemserve_train.parameters import count_parameters

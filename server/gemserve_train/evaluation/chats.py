@@ -12,7 +12,7 @@ from typing import Any
 
 from gemserve.adapters.prefix import Prefix
 from gemserve.errors import AdapterError
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.data_files import read_objects
 from gemserve_train.examples import TrainingExample, num_shared, read_examples
 from gemserve_train.parameters import read_prefix

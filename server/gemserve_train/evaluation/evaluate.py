@@ -17,7 +17,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_train.evaluation.answer_rules import Rule
 from gemserve_train.evaluation.chats import Question, behind_prefix
 from gemserve_train.forward import answer_logits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.adapters.adapter_store import AdapterStore
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.api.adapters.adapter_requests import (
     MIB,

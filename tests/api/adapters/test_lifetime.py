@@ -14,7 +14,7 @@ import pytest
 from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.contract.events import Finished
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters
 from tests.api.adapters.adapter_requests import (
     ADAPTERS,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gemserve.adapters.adapter_store import AdapterStore
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from tests.api.adapters.adapter_requests import (
     ADAPTERS,
     MIB,

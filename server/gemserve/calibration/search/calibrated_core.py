@@ -26,8 +26,8 @@ from gemserve.engine.reader import CoreWithReader, ReaderCore
 from gemserve.errors import ConfigError, ModelError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_norms, hash_weights
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.loader import LoadedModel
+from gemserve.model.loading.loader import LoadedModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.reader_text import ReaderText
 
 _EVERY_S = 10.0  # seconds between lines if there is no terminal

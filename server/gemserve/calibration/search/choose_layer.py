@@ -44,7 +44,7 @@ from gemserve.engine.core import Core
 from gemserve.errors import ConfigError
 from gemserve.filtering.method_cost import prompt_flops
 from gemserve.filtering.sieve import Sieve
-from gemserve.model.attention import NO_PAUSES, Breaks
+from gemserve.model.passes.attention import NO_PAUSES, Breaks
 from gemserve.prompting.prompt import Prompt
 
 # A layer whose recall is this close to the best counts as equally good; of those the earliest is

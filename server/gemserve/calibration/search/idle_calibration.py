@@ -25,7 +25,7 @@ from gemserve.engine.build import assemble, calibration_for, load_for, settings_
 from gemserve.engine.core import Core
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.errors import ConfigError
-from gemserve.model.attention import NO_PAUSES, Breaks
+from gemserve.model.passes.attention import NO_PAUSES, Breaks
 
 log = logging.getLogger("gemserve.calibration")
 _PIECE_S = 0.02  # of a piece, if one layer of a chunk takes no longer

@@ -9,10 +9,10 @@ import torch
 from gemserve.cost import filter_units
 from gemserve.engine.core import Core
 from gemserve.filtering.selector import Evidence, LayerEvidence
-from gemserve.model.attention import NO_PAUSES, Breaks
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import FilterTap
-from gemserve.model.recurrent_state import SequenceState
+from gemserve.model.passes.attention import NO_PAUSES, Breaks
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import FilterTap
+from gemserve.model.passes.recurrent_state import SequenceState
 from gemserve.prompting.prompt import Prompt
 
 _CHUNK_TOKENS = 512

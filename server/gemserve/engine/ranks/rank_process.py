@@ -21,7 +21,7 @@ from gemserve.engine.ranks.pipe import receive, send
 from gemserve.engine.ranks.summary import summary_of
 from gemserve.engine.running.runner import Runner
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.loader import load, resolve_device
+from gemserve.model.loading.loader import load, resolve_device
 
 
 def main(pipe_file: int, lifeline: int) -> None:

@@ -20,7 +20,7 @@ from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 
 _HOST = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.reuse.disk import DiskCache, HostCopies
-from gemserve.model.causal_model import CausalModel
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.blocks import BlockWeight
 
 log = logging.getLogger("gemserve.engine")

@@ -19,8 +19,8 @@ from gemserve.contract.scores import MOST_ANSWER_TOKENS, MOST_LEANED, AnswerAtte
 from gemserve.engine.sequence.step_plan import Kept
 from gemserve.filtering.passages import number_passages
 from gemserve.model.adapter import Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import KVSpan
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import KVSpan
 
 EVERY = 16  # tokens from one look to the next: a look costs less than a decode step then
 PASSAGE_TOKENS = 64  # most tokens of a passage

@@ -16,9 +16,9 @@ import torch
 from gemserve.contract.filter_options import Heads
 from gemserve.contract.filter_plan import FilterPlan, QueriesRead, key_heads
 from gemserve.engine.running.lockstep import Lockstep
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import FilterTap
 
 DISTANCE = 128  # positions between the tokens of all windows and the question
 

@@ -15,7 +15,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from gemserve.engine.running.lockstep import ALONE, Lockstep
-from gemserve.model.attention import Breaks
+from gemserve.model.passes.attention import Breaks
 
 
 class Pass:

@@ -8,7 +8,7 @@ import torch
 
 from gemserve.engine.memory import Change, Copied, KVPlace, Move, Repack, Segment
 from gemserve.engine.sequence.step_plan import Copy
-from gemserve.model.kv import KVSpan, Memory
+from gemserve.model.passes.kv import KVSpan, Memory
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 

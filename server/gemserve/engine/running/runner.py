@@ -44,11 +44,11 @@ from gemserve.filtering.methods import METHODS
 from gemserve.filtering.snapkv import SnapKV
 from gemserve.filtering.window_scores import WindowSummary
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.graphs import build_graphs
-from gemserve.model.kv import DecodeBatch, KVSpan
-from gemserve.model.query_tap import FilterTap, QueryTap
-from gemserve.model.recurrent_state import SequenceState
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.graphs import build_graphs
+from gemserve.model.passes.kv import DecodeBatch, KVSpan
+from gemserve.model.passes.query_tap import FilterTap, QueryTap
+from gemserve.model.passes.recurrent_state import SequenceState
 
 log = logging.getLogger("gemserve.engine")
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from gemserve.filtering.selector import (
     WindowEvidence,
 )
 from gemserve.filtering.window_scores import WindowSummary, pooled_scores
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import FilterTap
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import FilterTap
 
 
 def prompt_evidence(

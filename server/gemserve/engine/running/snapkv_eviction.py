@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import QueryTap
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import QueryTap
 from gemserve_kernels import Backend
 
 

@@ -19,11 +19,11 @@ from gemserve.filtering.methods import selector_of
 from gemserve.filtering.selector import Evidence, LayerEvidence
 from gemserve.filtering.window_scores import WindowSummary
 from gemserve.model.adapter import Adapter
-from gemserve.model.attention import Breaks
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import KVSpan, Memory
-from gemserve.model.query_tap import FilterTap
-from gemserve.model.recurrent_state import SequenceState
+from gemserve.model.passes.attention import Breaks
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import KVSpan, Memory
+from gemserve.model.passes.query_tap import FilterTap
+from gemserve.model.passes.recurrent_state import SequenceState
 
 # no attention is cut into pieces: the numbers must not depend on how fast the machine is just now
 _WHOLE = 1 << 62

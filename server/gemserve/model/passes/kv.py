@@ -9,7 +9,7 @@ import torch
 
 from gemserve.cost import ModelShape
 from gemserve.kv_layout import WindowRoom
-from gemserve.model.recurrent_state import SequenceState
+from gemserve.model.passes.recurrent_state import SequenceState
 from gemserve_kernels import Backend, KVTable
 
 _PLACE = 5  # numbers that locate a sequence: a row of `KVTable.table`

@@ -15,19 +15,19 @@ import torch
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model import gguf, packed_checkpoints
-from gemserve.model.gguf_file import GgufFile, read_gguf
-from gemserve.model.gguf_tokenizer import load_tokenizer
-from gemserve.model.multimodal import TEXT_NAMES, text_config
-from gemserve.model.packed_formats import Packing
-from gemserve.model.quantised import (
+from gemserve.model.families.multimodal import TEXT_NAMES, text_config
+from gemserve.model.loading import gguf, packed_checkpoints
+from gemserve.model.loading.gguf_file import GgufFile, read_gguf
+from gemserve.model.loading.gguf_tokenizer import load_tokenizer
+from gemserve.model.loading.packed_formats import Packing
+from gemserve.model.loading.quantised import (
     ask_for_dequantised,
     check_scales,
     find_packing,
     log_dequantised,
     quantisation_of,
 )
-from gemserve.model.weight_files import check_complete, check_files
+from gemserve.model.loading.weight_files import check_complete, check_files
 from gemserve_kernels.blocks import format_of
 
 log = logging.getLogger("gemserve.loading")

@@ -13,7 +13,10 @@ from torch import nn
 from gemserve.cost import ModelShape, filter_units
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, shifted_layers
-from gemserve.model.attention import (
+from gemserve.model.families.config_check import find_context_tokens
+from gemserve.model.families.prepared_layers import prepare
+from gemserve.model.families.reach import Reach, find_reaches, windowed_layers
+from gemserve.model.passes.attention import (
     ATTENTION_NAME,
     PLAIN,
     Breaks,
@@ -24,22 +27,20 @@ from gemserve.model.attention import (
     grouped,
     register,
 )
-from gemserve.model.config_check import find_context_tokens
-from gemserve.model.float32_check import float32_tree, num_layers_of_all_kinds
-from gemserve.model.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
-from gemserve.model.offload import HostLayers
-from gemserve.model.prepared_layers import prepare
-from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
-from gemserve.model.rank_shard import RankShard
-from gemserve.model.reach import Reach, find_reaches, windowed_layers
-from gemserve.model.recurrent_state import (
+from gemserve.model.passes.float32_check import float32_tree, num_layers_of_all_kinds
+from gemserve.model.passes.kv import DecodeBatch, DecodeStep, KVSpan, Memory, ReadOnlyKV
+from gemserve.model.passes.offload import HostLayers
+from gemserve.model.passes.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.passes.recurrent_state import (
     PassStates,
     SequenceState,
     StateLayout,
     StateMemory,
     find_states,
 )
-from gemserve.model.rope import KeyRotation, RotaryFactory, find_key_rotation
+from gemserve.model.passes.rope import KeyRotation, RotaryFactory, find_key_rotation
+from gemserve.model.passes.transfer import to_device
+from gemserve.model.rank_shard import RankShard
 from gemserve.model.shape import (
     attention_of,
     decoder_path,
@@ -49,7 +50,6 @@ from gemserve.model.shape import (
     shape_of,
 )
 from gemserve.model.shared_tree import replaced, with_modules
-from gemserve.model.transfer import to_device
 from gemserve_kernels import select_backend
 
 _KEY_TOLERANCE = 0.05  # error as a share of the largest number; half precision has 8 to 11 bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.reach import TOKENWISE_LAYERS
+from gemserve.model.families.reach import TOKENWISE_LAYERS
 
 STATE_LAYERS = ("conv", "linear_attention", "hybrid", "hybrid_sliding")
 _SERVED_LAYERS = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from gemserve.model.selective_scan import continuing, has_scan
+from gemserve.model.families.selective_scan import continuing, has_scan
 from gemserve.model.shared_tree import with_modules
 
 # they drop the keyword arguments that their attention function needs

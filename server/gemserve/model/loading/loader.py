@@ -17,22 +17,22 @@ from gemserve.config import DtypeName, ModelConfig
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, GemserveError, ModelError, shown
 from gemserve.model.base_model import hash_weights
-from gemserve.model.bfloat16_speed import is_bfloat16_faster
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.checkpoint import BUILTIN_PATH as BUILTIN_PATH
-from gemserve.model.checkpoint import Checkpoint, GgufCheckpoint, open_checkpoint
-from gemserve.model.chosen_chat_template import choose_chat_template
-from gemserve.model.compatibility import check_servable
-from gemserve.model.config_check import check_config
-from gemserve.model.offload import HostLayers
-from gemserve.model.planned_reach import planned_shape
-from gemserve.model.prepared_layers import prepare
-from gemserve.model.quantise_linears import plan_quantised, quantise
-from gemserve.model.quantised import check_quantisation, quantisation_of
+from gemserve.model.cpu.bfloat16_speed import is_bfloat16_faster
+from gemserve.model.families.config_check import check_config
+from gemserve.model.families.planned_reach import planned_shape
+from gemserve.model.families.prepared_layers import prepare
+from gemserve.model.families.reach import find_reaches
+from gemserve.model.loading.checkpoint import BUILTIN_PATH as BUILTIN_PATH
+from gemserve.model.loading.checkpoint import Checkpoint, GgufCheckpoint, open_checkpoint
+from gemserve.model.loading.chosen_chat_template import choose_chat_template
+from gemserve.model.loading.compatibility import check_servable
+from gemserve.model.loading.quantise_linears import plan_quantised, quantise
+from gemserve.model.loading.quantised import check_quantisation, quantisation_of
+from gemserve.model.loading.remembered_checks import check_once
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.offload import HostLayers
+from gemserve.model.passes.recurrent_state import find_states
 from gemserve.model.rank_shard import RankShard, check_divisible, shard_of
-from gemserve.model.reach import find_reaches
-from gemserve.model.recurrent_state import find_states
-from gemserve.model.remembered_checks import check_once
 from gemserve.model.shape import decoder_path, follow, layers_of, list_name, shape_of
 from gemserve_kernels import select_backend
 from gemserve_kernels.blocks import check_compiled

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gemserve.model.cpu.step_weights import ACTIVATIONS
 from gemserve.model.shared_tree import shared_tree
-from gemserve.model.step_weights import ACTIVATIONS
 from gemserve_kernels.native_library import CannotCompile
 from gemserve_kernels.parts import LayerParts, open_parts
 

@@ -13,9 +13,9 @@ import torch
 
 from gemserve.config import Switch
 from gemserve.errors import ConfigError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch, DecodeStep, Memory
-from gemserve.model.transfer import on_host
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch, DecodeStep, Memory
+from gemserve.model.passes.transfer import on_host
 
 log = logging.getLogger("gemserve.model")
 Step = Callable[[], None]

@@ -15,11 +15,11 @@ from transformers import AttentionInterface
 
 from gemserve.errors import ModelError
 from gemserve.model.adapter import NO_ADAPTER, Adapter, AttentionOptions
-from gemserve.model.head_sizes import fit
-from gemserve.model.kv import KVSpan
-from gemserve.model.query_tap import FilterLayerReached, FilterTap, QueryTap
-from gemserve.model.reach import UNSERVED_OPTIONS, Reach
-from gemserve.model.transfer import to_device
+from gemserve.model.families.head_sizes import fit
+from gemserve.model.families.reach import UNSERVED_OPTIONS, Reach
+from gemserve.model.passes.kv import KVSpan
+from gemserve.model.passes.query_tap import FilterLayerReached, FilterTap, QueryTap
+from gemserve.model.passes.transfer import to_device
 from gemserve_kernels import Backend, KVTable, Partial
 from gemserve_kernels.attention import reference_attention
 

@@ -8,8 +8,8 @@ import torch
 
 from gemserve.config import FilterPrecision
 from gemserve.cost import WeightPlan, plan_weights
-from gemserve.model.fp8 import fp8_bytes
-from gemserve.model.offload import NUM_PLACES
+from gemserve.model.passes.fp8 import fp8_bytes
+from gemserve.model.passes.offload import NUM_PLACES
 from gemserve.model.shape import decoder_path, follow, layers_of
 
 

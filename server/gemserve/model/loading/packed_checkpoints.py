@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.packed_formats import PackedMatrix, Packing, unpack
-from gemserve.model.weight_files import COMPUTED, FLOATS, StoredTensor, check_complete
+from gemserve.model.loading.packed_formats import PackedMatrix, Packing, unpack
+from gemserve.model.loading.weight_files import COMPUTED, FLOATS, StoredTensor, check_complete
 from gemserve_kernels.blocks import Blocks, put_blocks, stored_bytes
 
 log = logging.getLogger("gemserve.loading")

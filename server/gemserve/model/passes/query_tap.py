@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gemserve.model.transfer import to_device
+from gemserve.model.passes.transfer import to_device
 
 
 class FilterLayerReached(Exception):

@@ -17,7 +17,7 @@ from transformers import AttentionMaskInterface, DynamicCache
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
-from gemserve.model.reach import (
+from gemserve.model.families.reach import (
     ALL,
     NOTHING,
     REACH_ATTENTION,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.gguf_families import family_of, settings_of
-from gemserve.model.gguf_file import GgufFile, GgufTensor
+from gemserve.model.loading.gguf_families import family_of, settings_of
+from gemserve.model.loading.gguf_file import GgufFile, GgufTensor
 from gemserve_kernels.blocks import BlockFormat, Blocks, format_of, put_blocks, stored_bytes
 
 log = logging.getLogger("gemserve.loading")

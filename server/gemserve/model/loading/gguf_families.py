@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.gguf_file import GgufFile
+from gemserve.model.loading.gguf_file import GgufFile
 
 _COMMON = {
     "context_length": "max_position_embeddings",

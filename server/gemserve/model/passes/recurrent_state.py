@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from gemserve.errors import ModelError
-from gemserve.model.transfer import to_device
+from gemserve.model.passes.transfer import to_device
 
 
 class StatePart(NamedTuple):

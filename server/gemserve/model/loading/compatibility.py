@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch
 from gemserve_kernels.blocks import TILE, BlockWeight, has_blocks
 
 _TOKENS = 48

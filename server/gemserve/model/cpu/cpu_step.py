@@ -16,9 +16,9 @@ import torch
 from gemserve.config import Switch
 from gemserve.errors import ConfigError
 from gemserve.model.adapter import NO_ADAPTER, Adapter
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.kv import DecodeBatch, DecodeStep
-from gemserve.model.step_weights import PARTS, StepWeights, find_weights
+from gemserve.model.cpu.step_weights import PARTS, StepWeights, find_weights
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import DecodeBatch, DecodeStep
 from gemserve_kernels.blocks import has_blocks
 from gemserve_kernels.cpu_step import CpuStep, LowRank, PreparedTerms, RowTerms
 

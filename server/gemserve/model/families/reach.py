@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from gemserve.cost import ModelShape
 from gemserve.errors import ModelError
-from gemserve.model.head_sizes import find_misfit
+from gemserve.model.families.head_sizes import find_misfit
 from gemserve.model.shape import decoder_path, follow, layers_of
 
 REACH_ATTENTION = "gemserve-reach"

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.gguf_file import GgufFile
+from gemserve.model.loading.gguf_file import GgufFile
 
 log = logging.getLogger("gemserve.loading")
 

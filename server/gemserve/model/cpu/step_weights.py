@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemserve.model.causal_model import CausalModel
-from gemserve.model.packed_linear import PackedLinear
-from gemserve.model.reach import Reach
+from gemserve.model.cpu.packed_linear import PackedLinear
+from gemserve.model.families.reach import Reach
+from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.cpu_step import ExpertWeights, LayerWeights, LinearWeight, StepSizes
 
 

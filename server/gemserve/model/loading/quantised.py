@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
-from gemserve.model.packed_formats import METHODS, Packing, read_packing
-from gemserve.model.weight_files import StoredTensor
+from gemserve.model.loading.packed_formats import METHODS, Packing, read_packing
+from gemserve.model.loading.weight_files import StoredTensor
 
 log = logging.getLogger("gemserve.loading")
 

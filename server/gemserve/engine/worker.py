@@ -28,10 +28,10 @@ from typing import Any, Literal, Protocol
 from gemserve.contract.events import Event, Finished, LentGroups, WindowsRead
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.state import CacheState, StoredDocument
-from gemserve.engine.scheduling.fair_shares import may_hold
 from gemserve.engine.sequence.progress import Progress
 from gemserve.engine.stream import Stream, emit_all
 from gemserve.errors import EngineDead, GemserveError, QueueFull, RequestError
+from gemserve.holdings import may_hold
 
 log = logging.getLogger("gemserve.engine")
 

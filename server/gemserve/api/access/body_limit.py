@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gemserve.api.access.shared_memory import HeldBytes, SharedMemory
+from gemserve.api.access.held_bytes import HeldBytes
 from gemserve.api.error_replies import error_body
+from gemserve.holdings import Holdings
 
 
 class BodyLimit:
@@ -28,7 +29,7 @@ class BodyLimit:
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._memory = SharedMemory(max(memory_bytes, max_bytes))
+        self._memory = Holdings(max(memory_bytes, max_bytes))
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +67,7 @@ class BodyLimit:
             body = error_body(message, kind="invalid_request_error", code="request_timeout")
             return JSONResponse(body, status_code=408, headers={"Connection": "close"})
         message = (
-            f"The bodies that are being read have {self._memory.limit} bytes together, which is "
+            f"The bodies that are being read have {self._memory.capacity} bytes together, which is "
             "the limit."
         )
         body = error_body(message, kind="overloaded_error", code="body_memory_full")

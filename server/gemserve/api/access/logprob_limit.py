@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gemserve.api.access.shared_memory import HeldBytes, SharedMemory
+from gemserve.api.access.held_bytes import HeldBytes
 from gemserve.errors import LogprobsFull
+from gemserve.holdings import Holdings
 
 LOGPROB_BYTES = 512  # of one, from when it is drawn until the reply is sent
 
@@ -18,7 +19,7 @@ class LogprobLimit:
 
     def __init__(self, app: ASGIApp, memory_bytes: int) -> None:
         self._app = app
-        self._memory = SharedMemory(memory_bytes)
+        self._memory = Holdings(memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,7 +38,7 @@ class LogprobLimit:
 class HeldLogprobs:
     """What one request takes of the memory for log-probabilities."""
 
-    def __init__(self, held: HeldBytes, memory: SharedMemory) -> None:
+    def __init__(self, held: HeldBytes, memory: Holdings) -> None:
         self._held = held
         self._memory = memory
 
@@ -45,5 +46,5 @@ class HeldLogprobs:
         """Take memory for so many. Raises `LogprobsFull` if there is too little left."""
         if not self._held.grow(count * LOGPROB_BYTES):
             raise LogprobsFull(
-                count * LOGPROB_BYTES, used=self._memory.used, limit=self._memory.limit
+                count * LOGPROB_BYTES, used=self._memory.used, limit=self._memory.capacity
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gemserve.api.access.shared_memory import HeldBytes, SharedMemory
+from gemserve.api.access.held_bytes import HeldBytes
 from gemserve.errors import ReplyMemoryFull, RequestError
+from gemserve.holdings import Holdings
 
 
 class ReplyMemory:
@@ -17,7 +18,7 @@ class ReplyMemory:
 
     def __init__(self, app: ASGIApp, memory_bytes: int) -> None:
         self._app = app
-        self._memory = SharedMemory(memory_bytes)
+        self._memory = Holdings(memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,7 +37,7 @@ class ReplyMemory:
 class HeldReply:
     """What one request's reply takes of the memory."""
 
-    def __init__(self, held: HeldBytes, memory: SharedMemory) -> None:
+    def __init__(self, held: HeldBytes, memory: Holdings) -> None:
         self._held = held
         self._memory = memory
 
@@ -46,7 +47,7 @@ class HeldReply:
         Raises `RequestError`, which names `field`, if no reply may be so large, and
         `ReplyMemoryFull` if there is too little left.
         """
-        limit = self._memory.limit
+        limit = self._memory.capacity
         if num_bytes > limit:
             raise RequestError(
                 f"{field}: the reply may have {num_bytes} bytes, the limit is {limit}",

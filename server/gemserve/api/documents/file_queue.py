@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.types import Receive
 from gemserve.errors import LibraryError, PdfsBusy, RequestError, shown
 from gemserve.files.file_text import FileText, NoText, is_plain, read_file
 from gemserve.files.pdf_text import Reading, ReadingLimits
+from gemserve.holdings import Holdings
 
 AT_ONCE = 2  # each may take a processor
 MAX_PDFS = 8  # files that are read or wait
@@ -26,7 +26,7 @@ class FileQueue:
     def __init__(self, limits: ReadingLimits) -> None:
         self._limits = limits
         self._threads = CapacityLimiter(AT_ONCE)
-        self._under_way: Counter[bytes] = Counter()  # by tenant
+        self._under_way = Holdings(MAX_PDFS)
 
     async def read(
         self, content: bytes, name: str, tenant: bytes = b"", *, receive: Receive | None = None
@@ -37,16 +37,12 @@ class FileQueue:
         """
         if is_plain(content, name):
             return await to_thread.run_sync(_read, content, name, self._limits, None)
-        if self._under_way.total() >= MAX_PDFS:
+        if self._under_way.free <= 0:
             raise PdfsBusy(f"{MAX_PDFS} are being read, which is the limit")
-        if tenant and self._under_way[tenant] >= MAX_PDFS_OF_A_KEY:
+        if tenant and self._under_way.of(tenant) >= MAX_PDFS_OF_A_KEY:
             raise PdfsBusy(f"{MAX_PDFS_OF_A_KEY} of this API key are, which is the limit")
-        self._under_way[tenant] += 1
-        try:
+        with self._under_way.one_more(tenant):
             return await self._read_apart(content, name, receive)
-        finally:
-            self._under_way[tenant] -= 1
-            self._under_way += Counter()  # drops tenants without any
 
     async def _read_apart(self, content: bytes, name: str, receive: Receive | None) -> FileText:
         reading = Reading()

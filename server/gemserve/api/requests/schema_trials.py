@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from anyio import CapacityLimiter, to_thread
 
 from gemserve.decoding.grammar import Grammars, TrialNeeded
 from gemserve.errors import SchemasBusy
+from gemserve.holdings import Holdings
 
 AT_ONCE = 4
 MAX_TRIALS = 20  # that run or wait
@@ -27,7 +27,7 @@ class SchemaTrials:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._threads = CapacityLimiter(AT_ONCE)
-        self._under_way: Counter[bytes] = Counter()  # by tenant
+        self._under_way = Holdings(MAX_TRIALS)
 
     async def run(self, build: Callable[[], Awaitable[T]], tenant: bytes) -> T:
         """What `build` makes. The schemas that it finds to be new are tried first.
@@ -40,16 +40,12 @@ class SchemaTrials:
             except TrialNeeded as needed:
                 grammar = needed.grammar
             self._check_room(tenant)
-            self._under_way[tenant] += 1
-            try:
+            with self._under_way.one_more(tenant):
                 await to_thread.run_sync(self._grammars.try_out, grammar, limiter=self._threads)
-            finally:
-                self._under_way[tenant] -= 1
-                self._under_way += Counter()  # drops tenants without any
         raise SchemasBusy("it was forgotten, for others came too fast")
 
     def _check_room(self, tenant: bytes) -> None:
-        if self._under_way.total() >= MAX_TRIALS:
+        if self._under_way.free <= 0:
             raise SchemasBusy(f"{MAX_TRIALS} others are being tried, which is the limit")
-        if tenant and self._under_way[tenant] >= MAX_TRIALS_OF_A_KEY:
+        if tenant and self._under_way.of(tenant) >= MAX_TRIALS_OF_A_KEY:
             raise SchemasBusy(f"{MAX_TRIALS_OF_A_KEY} of this API key are, which is the limit")

@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from gemserve.api.requests.long_texts import BYTES_PER_TOKEN, charge
-from gemserve.engine.scheduling.fair_shares import may_hold
+from gemserve.holdings import Holdings
 from gemserve.prompting.stopping import Stopped, check_stopped, stoppable_by
 
 LONG_BYTES = 256 << 10  # a tokenizer takes some 300 bytes of memory for each character
@@ -38,16 +38,15 @@ class TenantTurns:
     """
 
     def __init__(self, at_once: int) -> None:
-        self._free = at_once
+        self._turns = Holdings(at_once)
         self._resting: dict[bytes, float] = {}  # until when, of `time.monotonic()`
-        self._held: Counter[bytes] = Counter()  # turns, by tenant
         # by tenant, who waits; the tenant that had its turn longest ago is first
         self._waiting: OrderedDict[bytes, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def take(self, tenant: bytes) -> None:
         """Wait for a turn, which must be given back."""
         if self._may_begin(tenant) and tenant not in self._waiting:
-            self._begin(tenant)
+            self._turns.take(tenant)
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(waiting)
@@ -65,9 +64,7 @@ class TenantTurns:
 
         `rest_s`: for so long the tenant has none, after what it has to rest already.
         """
-        self._free += 1
-        self._held[tenant] -= 1
-        self._held += Counter()  # drops tenants without any
+        self._turns.give_back(tenant)
         if tenant in self._resting:
             self._resting[tenant] += rest_s
         elif rest_s:
@@ -90,19 +87,12 @@ class TenantTurns:
             for waiting in list(queue):
                 self._forget(following, waiting)
                 if not waiting.done():  # else it is about to leave
-                    self._begin(following)
+                    self._turns.take(following)
                     waiting.set_result(None)
                     return
 
     def _may_begin(self, tenant: bytes) -> bool:
-        held = self._held[tenant] if tenant else 0  # without keys nobody knows who is who
-        if tenant in self._resting:
-            return False
-        return self._free > 0 and (not held or may_hold(held + 1, self._free - 1))
-
-    def _begin(self, tenant: bytes) -> None:
-        self._free -= 1
-        self._held[tenant] += 1
+        return tenant not in self._resting and self._turns.free > 0 and self._turns.may_take(tenant)
 
     def _forget(self, tenant: bytes, waiting: asyncio.Future[None]) -> None:
         """Take out one of those who wait. Its tenant is then behind all others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ from gemserve.errors import (
     SchemasBusy,
     WaitTooLong,
 )
+from gemserve.holdings import Holdings
 from gemserve.prompting.encoding import num_bytes
 
 _COPIES = 2  # of an echoed text while its reply is written
@@ -96,21 +96,15 @@ class Preparing:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
+        self._requests = Holdings()
 
     @contextmanager
     def one_more(self, engine: Engine, tenant: bytes) -> Iterator[None]:
         """Raises `QueueFull` if there would be no place for this one after the others."""
-        own = self._counts[tenant]
-        others = self._counts.total() - own
-        engine.check_room(own + 1, tenant=tenant, of_others=others)
-        self._counts[tenant] += 1
-        try:
+        own = self._requests.of(tenant)
+        engine.check_room(own + 1, tenant=tenant, of_others=self._requests.used - own)
+        with self._requests.one_more(tenant):
             yield
-        finally:
-            self._counts[tenant] -= 1
-            if not self._counts[tenant]:
-                del self._counts[tenant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

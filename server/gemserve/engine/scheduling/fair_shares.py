@@ -1,6 +1,4 @@
-"""How slots, places in the queue, memory and reading time are shared between tenants.
-
-Tenants are the API keys of requests.
+"""How slots, memory and reading time are shared between tenants (`gemserve.holdings`).
 
 Between tenants, whoever has less comes first. A tenant's priorities order its own requests only.
 Where all requests are of one tenant, or the server has no keys, priority and arrival decide alone.
@@ -12,15 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gemserve.engine.sequence.sequence import LiveSequence
-
-# A tenant may hold so many times the slots, places or memory that are free. So one alone
-# leaves a quarter of them, and whoever comes next is not refused, nor waits for a long answer.
-MOST_PER_FREE_SLOT = 3
-
-
-def may_hold(count: int, num_free: int) -> bool:
-    """May one tenant hold `count` places while `num_free` others are free?"""
-    return count <= MOST_PER_FREE_SLOT * num_free
+from gemserve.holdings import Holdings
 
 
 class SlotShares:
@@ -30,13 +20,10 @@ class SlotShares:
         self, running: Sequence[LiveSequence], max_running: int, capacity: int | None = None
     ) -> None:
         """`capacity`: units of memory that several tenants share; None: there is one tenant."""
-        self._held = Counter(sequence.request.tenant for sequence in running)
-        self._num_free = max_running - len(running)
-        self._capacity = capacity
-        self._units: Counter[bytes] = Counter()
-        if capacity is not None:
-            for sequence in running:
-                self._units[sequence.request.tenant] += sequence.memory.size
+        self._slots = Holdings(max_running)
+        self._units = None if capacity is None else Holdings(capacity)
+        for sequence in running:
+            self.take(sequence, sequence.memory.size)
 
     def order(self, waiting: Sequence[LiveSequence]) -> list[LiveSequence]:
         """Who is admitted first: in turn between tenants, beginning with who holds least.
@@ -45,36 +32,30 @@ class SlotShares:
         """
         if len({sequence.request.tenant for sequence in waiting}) < 2:
             return list(waiting)
-        held = Counter(self._held)
+        more: Counter[bytes] = Counter()
         places: list[tuple[int, tuple[int, int], LiveSequence]] = []
         for sequence in waiting:
-            held[sequence.request.tenant] += 1
-            places.append((held[sequence.request.tenant], sequence.rank, sequence))
+            tenant = sequence.request.tenant
+            more[tenant] += 1
+            places.append((self._slots.of(tenant) + more[tenant], sequence.rank, sequence))
         return [sequence for *_, sequence in sorted(places, key=lambda place: place[:2])]
 
     def may_take(self, sequence: LiveSequence) -> bool:
         """Is a slot free that this sequence's tenant may have?"""
-        tenant = sequence.request.tenant
-        if not tenant or not self._held[tenant]:
-            return self._num_free > 0
-        return may_hold(self._held[tenant] + 1, self._num_free - 1)
+        return self._slots.free > 0 and self._slots.may_take(sequence.request.tenant)
 
     def may_have(self, sequence: LiveSequence, size: int) -> bool:
         """May this sequence's tenant have `size` more units of memory?
 
         A tenant's first sequence may have all that there is.
         """
-        tenant = sequence.request.tenant
-        if self._capacity is None or not tenant or not self._held[tenant]:
-            return True
-        num_free = self._capacity - self._units.total() - size
-        return may_hold(self._units[tenant] + size, num_free)
+        return self._units is None or self._units.may_take(sequence.request.tenant, size)
 
     def take(self, sequence: LiveSequence, size: int) -> None:
         """Note that a sequence has a slot and `size` units of memory."""
-        self._held[sequence.request.tenant] += 1
-        self._units[sequence.request.tenant] += size
-        self._num_free -= 1
+        self._slots.take(sequence.request.tenant)
+        if self._units is not None:
+            self._units.take(sequence.request.tenant, size)
 
 
 class ReadingShares:

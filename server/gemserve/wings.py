@@ -13,6 +13,7 @@ core. Its module is imported by every command, so what takes long is imported wh
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gemserve.api.serving import Serving
 
 GROUP = "gemserve.wings"
+log = logging.getLogger("gemserve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +99,12 @@ class Wing:
 
 @cache
 def wings() -> tuple[Wing, ...]:
-    """The wings that are installed, by name. One whose package is missing is left out."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return tuple(
-        entry.load() for entry in found if find_spec(entry.module.partition(".")[0]) is not None
-    )
+    """The wings that are installed, by name. What misses its package is logged, and left out."""
+    found: list[Wing] = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        package = entry.module.partition(".")[0]
+        if find_spec(package) is None:
+            log.warning("the package %s is missing: what it adds is left out", package)
+        else:
+            found.append(entry.load())
+    return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from itertools import chain
 
@@ -76,17 +76,16 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         metrics.loop_watch.start()
-        try:
+        async with AsyncExitStack() as ending:  # the last is first, and each runs if others fail
+            if traces is not None:
+                ending.push_async_callback(partial(to_thread.run_sync, traces.shut_down))
+            for wing in opened:
+                ending.push_async_callback(partial(to_thread.run_sync, wing.close))
+            ending.push_async_callback(partial(to_thread.run_sync, serving.engine.stop))
+            if serving.watchdog is not None:
+                ending.callback(serving.watchdog.stop)
+            ending.callback(metrics.loop_watch.stop)
             yield
-        finally:
-            metrics.loop_watch.stop()
-        if serving.watchdog is not None:
-            serving.watchdog.stop()
-        await to_thread.run_sync(serving.engine.stop)
-        for wing in opened:
-            await to_thread.run_sync(wing.close)
-        if traces is not None:
-            await to_thread.run_sync(traces.shut_down)
 
     app = FastAPI(
         title="gemserve",

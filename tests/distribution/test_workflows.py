@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.test_dockerfile import ROOT, _arguments
+from tests.distribution.test_dockerfile import ROOT, _arguments
 
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEXTS = {path.stem: path.read_text("utf-8") for path in FILES}

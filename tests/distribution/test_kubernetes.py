@@ -28,8 +28,8 @@ from gemserve.cli.options import (
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 from gemserve.http_server.draining_server import DRAIN_S
-from tests.unit.test_deploy import DEPLOY, ROOT
-from tests.unit.test_dockerfile import _arguments, _named
+from tests.distribution.test_deploy import DEPLOY, ROOT
+from tests.distribution.test_dockerfile import _arguments, _named
 
 FOLDER = DEPLOY / "kubernetes"
 Object = dict[str, Any]

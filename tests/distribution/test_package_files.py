@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import gemserve
-from tests.unit.test_dockerfile import ROOT, _project
+from tests.distribution.test_dockerfile import ROOT, _project
 
 WINGS = ("dialects", "fleet", "lab", "library", "train")
 FOLDERS = {

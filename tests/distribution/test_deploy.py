@@ -14,8 +14,8 @@ from gemserve.cli.main import make_parser
 from gemserve.http_server.draining_server import DRAIN_S
 from gemserve_fleet.replicas.cluster import OBJECT_STORE_BYTES
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
+from tests.distribution.test_docs import anchors
 from tests.fakes import Api
-from tests.unit.test_docs import anchors
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.unit.test_docs import ROOT, wrong_links
+from tests.distribution.test_docs import ROOT, wrong_links
 
 PAGE = ROOT / "SECURITY.md"
 

@@ -57,16 +57,8 @@ async def test_a_stream_s_last_part_has_it(api: Api, path: str) -> None:
     assert not [part for part in parts[:-1] if "attention" in part]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/filter", {"prompt": "Hi"}),
-        ("/v1/responses", {"input": "Hi"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
-    ],
-)
-async def test_other_endpoints_do_not_know_it(api: Api, path: str, body: dict[str, Any]) -> None:
-    """They have no place for it: silence would look like an answer that attended to nothing."""
-    reply = await api.client.post(path, json={"model": "fake", **body, **ASKED})
+async def test_a_selection_does_not_know_it(api: Api) -> None:
+    """It has no place for it: silence would look like an answer that attended to nothing."""
+    reply = await api.client.post("/v1/filter", json={"model": "fake", "prompt": "Hi", **ASKED})
     assert reply.status_code == 400
     assert "return_attention" in reply.text

@@ -12,12 +12,11 @@ from gemserve.api.requests import engine_requests
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.json_body import parse_body
 from gemserve.errors import RequestError
-from tests.anthropic_requests import MESSAGES, USER
 from tests.fakes import BODIES, CHAT, COMPLETIONS, Api
-
-RESPONSES = "/v1/responses"
+from tests.refusals import check_count, check_longest_stop
 
 pytestmark = pytest.mark.anyio
+USER = {"role": "user", "content": "How warm is it?"}
 LONG = "x" * 20_000
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [{}] * 5000}),
@@ -75,22 +74,12 @@ async def test_a_bias_for_no_token_id_is_a_400(api: Api, key: str) -> None:
     [
         (CHAT, {"stop": "x" * 1001}, "stop"),
         (COMPLETIONS, {"stop": ["y", "x" * 1001]}, "stop"),
-        (MESSAGES, {"stop_sequences": ["y", "x" * 1001]}, "stop_sequences.1"),
     ],
 )
 async def test_a_stop_string_has_a_longest_length(
     api: Api, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    """What may become a stop string is held back and compared, for every token."""
-    body = {**BODIES.get(path, {"messages": [USER], "max_tokens": 9}), "model": "fake", **fields}
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == 400
-    message = reply.json()["error"]["message"]
-    assert message.startswith(f"{param}=")
-    assert "1000" in message
-    name = param.split(".")[0]
-    longest = "x" * 1000 if isinstance(fields[name], str) else ["x" * 1000]
-    assert (await api.client.post(path, json={**body, name: longest})).status_code == 200
+    await check_longest_stop(api, path, {**BODIES[path], **fields}, param)
 
 
 PART = {"type": "text", "text": ""}
@@ -111,8 +100,6 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
             {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20_001}]},
             "messages: has 20001 parts, the limit is 20000",
         ),
-        (MESSAGES, {"messages": [USER] * 10_001}, "messages: has 10001 messages, the limit is"),
-        (RESPONSES, {"input": [USER] * 10_001}, "input: has 10001 messages, the limit is 10000"),
         (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt: has 129 prompts, the limit is 128"),
         (COMPLETIONS, {"prompt": [[1]] * 129}, "prompt: has 129 prompts, the limit is 128"),
     ],
@@ -121,13 +108,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 async def test_too_many_of_something_is_refused_by_its_count(
     api: Api, path: str, fields: dict[str, Any], message: str
 ) -> None:
-    """300,000 messages took ten seconds to their refusal, and other streams stood still."""
-    limit = {} if path == RESPONSES else {"max_tokens": 9}
-    reply = await api.client.post(path, json={"model": "fake", **limit, **fields})
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert error["message"].startswith(message)
-    assert error.get("param", "messages") == message.partition(":")[0]
+    await check_count(api, path, {"model": "fake", "max_tokens": 9, **fields}, message)
 
 
 def test_counting_comes_before_checking(monkeypatch: pytest.MonkeyPatch) -> None:

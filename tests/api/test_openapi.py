@@ -11,56 +11,38 @@ import pytest
 from fastapi import FastAPI
 
 from gemserve.api.app import create_app
-from gemserve.contract.events import Finished
 from gemserve.filtering.methods import SERVED_METHODS
-from tests.described import Described
-from tests.fakes import (
-    BODIES,
-    CHAT,
-    COMPLETIONS,
-    FILTERED,
-    Api,
-    FakeCore,
-    api_over,
-    replace_file,
-    serving_over,
+from tests.fakes import BODIES, CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, serving_over
+from tests.openapi_checks import (
+    SELECTION,
+    UNKNOWN,
+    check_body,
+    check_errors,
+    check_failures,
+    check_failures_in_streams,
+    check_full_queue_and_dead_engine,
+    check_integers,
+    check_keys,
+    check_unknown_document,
+    described,
 )
 
 pytestmark = pytest.mark.anyio
-RESPONSES, SELECTION = "/v1/responses", "/v1/filter"
-MESSAGED, COUNTED = "/v1/messages", "/v1/messages/count_tokens"
 DOCUMENTS = "/v1/documents"
-OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
-UNKNOWN = "doc-" + "0" * 32
-SAID = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     **BODIES,
-    RESPONSES: {"model": "fake", "input": "Hi"},
-    MESSAGED: {"model": "fake", "max_tokens": 9, "messages": [SAID]},
-    COUNTED: {"model": "fake", "messages": [SAID]},
     SELECTION: {"model": "fake", "prompt": "Hi"},
     DOCUMENTS: {"text": "Hi"},
-    OLLAMA_CHAT: {"model": "fake", "messages": [SAID], "stream": False},
-    OLLAMA_GENERATE: {"model": "fake", "prompt": "Hi", "stream": False},
-    "/api/show": {"model": "fake"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [50]},
 }
-STREAMED = (COMPLETIONS, CHAT, RESPONSES, MESSAGED, OLLAMA_CHAT, OLLAMA_GENERATE)
+STREAMED = (COMPLETIONS, CHAT)
 ANSWERED = (*STREAMED, SELECTION)
-BOOM = MemoryError("boom")
-
-
-BLOCK = {"type": "document", "source": {"type": "file", "file_id": UNKNOWN}}
 
 
 def content_of(part: dict[str, Any]) -> dict[str, Any]:
     """A message of one part."""
     return {"role": "user", "content": [part]}
-
-
-async def described(api: Api, **headers: str) -> Described:
-    return Described((await api.client.get("/openapi.json", headers=headers)).json())
 
 
 def operations_of(document: dict[str, Any]) -> set[str]:
@@ -103,90 +85,40 @@ async def test_no_operation_promises_what_is_never_answered(api: Api) -> None:
 async def test_keys_and_quotas_are_described_where_there_are_some(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    keys = replace_file(tmp_path / "keys", "sk-a")
-    key = {"Authorization": "Bearer sk-a"}
-    async with api_over(
-        FakeCore(), tokenizer, api_key_file=keys, requests_per_minute=len(GOOD)
-    ) as api:
-        document = await described(api, **key)
-        for path in ("/health", "/ping", "/ready", "/version", "/metrics"):
-            assert "security" not in document.operation("GET", path)
-            document.check(await api.client.get(path))
-        for path in ("/tokenizer_info", "/v1/models", "/v1/adapters", "/server_info", "/api/tags"):
-            assert document.operation("GET", path)["security"]
-            document.check(await api.client.get(path))
-        for status in (401, 200, 429):
-            for path, body in GOOD.items():
-                headers = {} if status == 401 else key
-                reply = await api.client.post(path, json=body, headers=headers)
-                assert reply.status_code == status
-                document.check(reply)
+    await check_keys(
+        tokenizer,
+        tmp_path,
+        GOOD,
+        is_open=("/health", "/ping", "/ready", "/version", "/metrics"),
+        needs_key=("/tokenizer_info", "/v1/models", "/v1/adapters", "/server_info"),
+    )
 
 
 @pytest.mark.parametrize("path", GOOD)
 async def test_errors_are_as_described(tokenizer: Any, path: str) -> None:
-    async with api_over(FakeCore(), tokenizer, max_body_bytes=1000) as api:
-        document = await described(api)
-        for status, content in (
-            (400, b"{"),
-            (400, b'{"model": 3}'),
-            (404, json.dumps({**GOOD[path], "model": "other"}).encode()),
-            (413, b" " * 1001),
-        ):
-            reply = await api.client.post(path, content=content)
-            assert reply.status_code == status
-            document.check(reply)
-            if status == 400:
-                assert not document.accepts(path, {"model": 3})
+    await check_errors(tokenizer, path, GOOD[path])
 
 
 @pytest.mark.parametrize("path", ANSWERED)
 async def test_failures_are_as_described(api: Api, path: str) -> None:
-    document = await described(api)
-    aborted = Finished(reason="abort", completion_tokens=0)
-    for script, status in (((BOOM,), 500), ((FILTERED, aborted), 503)):
-        api.core.script = script
-        reply = await api.client.post(path, json=GOOD[path])
-        if path != SELECTION or script == (BOOM,):
-            assert reply.status_code == status
-        document.check(reply)
+    await check_failures(api, path, GOOD[path])
 
 
 @pytest.mark.parametrize("path", STREAMED)
 async def test_failures_in_streams_are_as_described(api: Api, path: str) -> None:
-    document = await described(api)
-    for script in ((BOOM,), (FILTERED, "a", BOOM)):
-        api.core.script = script
-        reply = await api.client.post(path, json={**GOOD[path], "stream": True})
-        assert reply.status_code == 200
-        assert "boom" in reply.text
-        document.check(reply)
+    await check_failures_in_streams(api, path, GOOD[path])
 
 
 async def test_a_full_queue_a_dead_engine_and_a_stopping_one_are_as_described(
     tokenizer: Any,
 ) -> None:
-    async with api_over(FakeCore(), tokenizer, max_queue=0) as api:
-        document = await described(api)
-        for path in ANSWERED:
-            reply = await api.client.post(path, json=GOOD[path])
-            assert (reply.status_code, "retry-after" in reply.headers) == (503, True)
-            document.check(reply)
-    async with api_over(FakeCore(SystemExit("device lost")), tokenizer) as api:
-        await api.post(COMPLETIONS)
-        for path in ANSWERED:
-            reply = await api.client.post(path, json=GOOD[path])
-            assert reply.status_code == 503
-            document.check(reply)
-        for path in ("/health", "/ready"):
-            reply = await api.client.get(path)
-            assert reply.json()["status"] == "dead"
-            document.check(reply)
+    bodies = {path: GOOD[path] for path in ANSWERED}
+    await check_full_queue_and_dead_engine(tokenizer, bodies)
     async with api_over(FakeCore(), tokenizer) as api:
         api.serving.engine.drain(1)
         reply = await api.client.get("/ready")
         assert reply.json()["status"] == "shutting down"
-        document.check(reply)
+        (await described(api)).check(reply)
 
 
 async def test_calls_made_freely_are_as_described(api: Api) -> None:
@@ -207,20 +139,12 @@ async def test_calls_made_freely_are_as_described(api: Api) -> None:
         (COMPLETIONS, {"document": UNKNOWN}),
         (SELECTION, {"document": UNKNOWN}),
         (CHAT, {"messages": [content_of({"type": "file", "file": {"file_id": UNKNOWN}})]}),
-        (RESPONSES, {"input": [content_of({"type": "input_file", "file_id": UNKNOWN})]}),
-        *((path, {"messages": [content_of(BLOCK)]}) for path in (MESSAGED, COUNTED)),
     ],
 )
 async def test_an_unknown_document_is_not_found_as_described(
     api: Api, path: str, fields: dict[str, Any]
 ) -> None:
-    document = await described(api)
-    body = {**GOOD[path], **fields}
-    assert document.accepts(path, body)
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == 404
-    assert f"={UNKNOWN!r}: no such document" in reply.json()["error"]["message"]
-    document.check(reply)
+    await check_unknown_document(api, path, {**GOOD[path], **fields})
 
 
 async def test_another_model_is_not_found_as_described(api: Api) -> None:
@@ -230,21 +154,7 @@ async def test_another_model_is_not_found_as_described(api: Api) -> None:
 
 @pytest.mark.parametrize("path", STREAMED)
 async def test_every_integer_may_be_written_with_a_point(api: Api, path: str) -> None:
-    """As JSON schema has it; pydantic's strict integers refuse 1.0."""
-    document = await described(api)
-    content = document.operation("POST", path)["requestBody"]["content"]["application/json"]
-    body = document.document["components"]["schemas"][content["schema"]["$ref"].split("/")[-1]]
-    integers = {
-        field: float(kind.get("minimum", 0) or kind.get("maximum", 0))
-        for form in body.get("anyOf", [body])
-        for field, schema in form["properties"].items()
-        for kind in schema.get("anyOf", [schema])
-        if kind.get("type") == "integer"
-    }
-    assert integers
-    for field, value in integers.items():
-        reply = await api.client.post(path, json={**GOOD[path], field: value})
-        assert "valid integer" not in reply.text, field
+    await check_integers(api, path, GOOD[path])
 
 
 CHATTED = {"role": "user", "content": "x"}
@@ -311,27 +221,6 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     ("/detokenize", {"tokens": []}, True),
     ("/detokenize", {"tokens": [5.0]}, True),
     ("/detokenize", {"tokens": [True]}, False),
-    (RESPONSES, {"background": False, "top_logprobs": 0.0}, True),
-    (RESPONSES, {"background": 0}, False),
-    (RESPONSES, {"input": []}, False),
-    (RESPONSES, {"tools": [{}]}, False),
-    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": None}]}, True),
-    (RESPONSES, {"tools": [{"type": "function", "name": "f", "anything": 1}]}, False),
-    (RESPONSES, {"input": [{"type": None, "role": "user", "content": "x"}]}, True),
-    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, False),
-    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, False),
-    (MESSAGED, {"messages": [{**SAID, "id": None}], "thinking": {"type": "disabled"}}, True),
-    (MESSAGED, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-    (MESSAGED, {"thinking": {"type": "enabled", "budget_tokens": 10**30}}, False),
-    (MESSAGED, {"mcp_servers": [], "thread": None, "compaction": None}, True),
-    (MESSAGED, {"mcp_servers": [{}]}, False),
-    (MESSAGED, {"thread": {"type": "create"}}, False),
-    (RESPONSES, {"tools": [{"type": "web_search"}, {"type": "custom", "name": "x"}]}, True),
-    (RESPONSES, {"tools": [{"type": "telepathy"}]}, False),
-    (MESSAGED, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, False),
-    (MESSAGED, {"stop_sequences": [""]}, False),
-    (MESSAGED, {"max_tokens": None}, False),
-    (COUNTED, {"max_tokens": 9}, False),
     *((COMPLETIONS, {"structured_outputs": f}, True) for f in (None, {"regex": "a"})),
     (COMPLETIONS, {"structured_outputs": {"json_object": True, "json": None}}, True),
     *((COMPLETIONS, {"structured_outputs": {"json": j}}, True) for j in ({}, "{}")),
@@ -342,19 +231,6 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
     *((CHAT, {"guided_choice": c}, False) for c in ([], [""], "a", [3])),
     (CHAT, {"guided_choice": ["a"], "guided_decoding_backend": "x", "guided_json": None}, True),
     (CHAT, {"return_token_ids": 1}, False),
-    (OLLAMA_CHAT, {"format": "", "think": "low", "keep_alive": -1, "tools": []}, True),
-    (OLLAMA_CHAT, {"messages": [{**SAID, "images": [], "tool_calls": None, "x": None}]}, True),
-    (OLLAMA_CHAT, {"messages": [{**SAID, "images": "x"}]}, False),
-    (OLLAMA_CHAT, {"format": "yaml"}, False),
-    (OLLAMA_CHAT, {"think": "very"}, False),
-    *((OLLAMA_GENERATE, {"options": {"num_predict": n}}, True) for n in (-1, -2.0, 3.0, None)),
-    *((OLLAMA_GENERATE, {"options": {"num_predict": n}}, False) for n in (-3, 0, 1.5)),
-    *((OLLAMA_GENERATE, {"options": {"mirostat": m}}, m == 0) for m in (0, 0.0, 1)),
-    (OLLAMA_GENERATE, {"options": {"typical_p": 1, "tfs_z": 1.0}}, True),
-    (OLLAMA_GENERATE, {"options": {"typical_p": 0.5}}, False),
-    (OLLAMA_GENERATE, {"raw": True}, False),
-    (OLLAMA_GENERATE, {"raw": False, "context": [], "suffix": "", "top_logprobs": 0}, True),
-    ("/api/show", {"verbose": 3}, False),
 ]
 
 
@@ -364,8 +240,4 @@ BODIES_TRIED: list[tuple[str, dict[str, Any], bool]] = [
 async def test_schema_and_server_accept_the_same_bodies(
     api: Api, path: str, fields: dict[str, Any], is_good: bool
 ) -> None:
-    body = {**GOOD[path], **fields}
-    api.core.script = (FILTERED,)
-    reply = await api.client.post(path, json=body)
-    assert reply.status_code == (200 if is_good else 400), reply.text
-    assert (await described(api)).accepts(path, body) == is_good
+    await check_body(api, path, {**GOOD[path], **fields}, is_good)

@@ -10,7 +10,7 @@ from gemserve.contract.filter_options import Protect
 from tests.fakes import CHAT, COMPLETIONS, MODEL, Api, data_of
 
 pytestmark = pytest.mark.anyio
-FILTER, TOKENIZE, COUNT = "/v1/filter", "/tokenize", "/v1/messages/count_tokens"
+FILTER, TOKENIZE = "/v1/filter", "/tokenize"
 DOCUMENT = " ".join(f"Line {i} speaks of the river." for i in range(60))
 MARKED = f"{DOCUMENT[:900]} [[The tide is out at six.]] {DOCUMENT[900:]}"
 MESSAGES: list[dict[str, Any]] = [

@@ -332,3 +332,9 @@ async def test_the_tag_of_the_newest_version_is_no_adapter(api: Api) -> None:
     assert reply.status_code == 200, reply.text
     shown = await api.client.post("/api/show", json={"model": "fake:latest"})
     assert shown.status_code == 200, shown.text
+
+
+async def test_head_needs_a_key_too(tokenizer: Any, tmp_path: Path) -> None:
+    keys = replace_file(tmp_path / "keys", "sk-a")
+    async with api_over(FakeCore(), tokenizer, api_key_file=keys) as api:
+        assert (await api.client.head("/api/tags")).status_code == 401

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.fakes import (
     CHAT,
@@ -24,7 +23,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Hi"},
     SELECTION: {"prompt": "Hi"},
 }
-everywhere = pytest.mark.parametrize("path", REQUESTS)
 
 
 async def load(api: Api, name: object = "p", path: object = "good", **more: Any) -> httpx.Response:

@@ -13,8 +13,11 @@ from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
 from tests.api.adapters.adapter_requests import (
     MIB,
+    SELECTION,
 )
 from tests.fakes import (
+    CHAT,
+    COMPLETIONS,
     Api,
     FakeCore,
     api_over,
@@ -41,3 +44,9 @@ async def served(tokenizer: Any, model: CausalModel, root: Path) -> AsyncIterato
         FakeCore(), tokenizer, adapters=store, adapter_dir=str(root), keep_alive_s=0.05
     ) as api:
         yield api
+
+
+@pytest.fixture(params=[COMPLETIONS, CHAT, SELECTION])
+def path(request: pytest.FixtureRequest) -> str:
+    """Where a request goes. `tests/dialects/adapters` has another endpoint, for the same tests."""
+    return str(request.param)

@@ -21,7 +21,6 @@ from tests.api.adapters.adapter_requests import (
     SELECTION,
     ask,
     check_error,
-    everywhere,
     freed,
     listed,
     load,
@@ -65,7 +64,6 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@everywhere
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("end", ["an answer", "a failure", "leaving"])
 @pytest.mark.usefixtures("_no_collector")

@@ -103,3 +103,13 @@ def test_options_of_a_fleet_need_it(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "replicas=2: has an effect only with --fleet" in error
     assert "zipf=1: has an effect only with --fleet" in error
+
+
+def test_a_server_s_variables_do_not_stop_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --fleet they have no effect, and only as flags they are mistakes."""
+    monkeypatch.setenv("GEMSERVE_REPLICAS", "2")
+    assert main(["plan", "--cache-memory", "0.2", "--model", "builtin"]) == 2
+    assert capsys.readouterr().err.startswith("gemserve: cache_memory=0.2: has an effect only")
+    assert main(["plan", "--model", "builtin", "--tokens", "5000"]) == 0

@@ -10,8 +10,10 @@ import pytest
 
 from gemserve.cli.main import main
 from gemserve.cli.startup_checks import total_memory
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 from gemserve_fleet.replicas.cluster import check_ray_is_installed, prepare_environment
+from gemserve_fleet.serve_command import problems_with_replicas
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -46,6 +48,20 @@ def test_each_replica_has_a_kv_memory(capsys: pytest.CaptureFixture[str]) -> Non
     share = total_memory() // 3
     words = ["--replicas=4", "--device=cpu", f"--kv-memory={share}", "--port=0"]
     assert f"kv_memory={share}: 4 times as much, with " in refused(capsys, *words)
+
+
+def test_replicas_have_no_reader() -> None:
+    engine = EngineConfig(reader="builtin")
+    problems = problems_with_replicas(2, ModelConfig(), engine, ServerConfig())
+    assert [problem for problem in problems if problem.startswith("reader=builtin")] == [
+        "reader=builtin: only one engine can have a reader; leave it out with replicas=2"
+    ]
+
+
+def test_calibrating_later_is_for_one_engine() -> None:
+    later, server = EngineConfig(calibrate="later"), ServerConfig(port=8000)
+    (problem,) = problems_with_replicas(2, ModelConfig(), later, server)
+    assert problem.startswith("calibrate=later: one engine has it; use auto with")
 
 
 def test_a_missing_ray_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from gemserve_library.library import DATABASE, Library
 from gemserve_library.reading_time import duration
 from tests.library.worlds import IDENTITY, open_library, paragraphs
 from tests.pdfs import pdf_of
+from tests.unit.test_options import settings
 
+__all__ = ["settings"]
 QUESTION = "When does the ferry to Malmo leave?"
 
 
@@ -209,3 +212,10 @@ def test_a_damaged_library_can_be_removed(
     assert not (tmp_path / "damaged").exists()
     listed, said = run(capsys, "library", "list", *place)
     assert (listed.startswith("whole: "), said) == (True, "")
+
+
+def test_the_variable_of_libraries_names_all_of_them(settings: Any) -> None:
+    words = ["ask", "notes.txt", "Who?"]
+    found = settings(words, GEMSERVE_LIBRARY="boats, cars")
+    assert found["libraries"] == ["boats", "cars"]
+    assert settings([*words, "--library", "b"], GEMSERVE_LIBRARY="a")["libraries"] == ["b"]

@@ -11,6 +11,7 @@ import pytest
 
 from gemserve.engine.core import Core
 from gemserve_library.library import Library
+from tests.fakes import Api
 from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
 from tests.pdfs import pdf_of
@@ -219,3 +220,12 @@ async def test_prompts_that_no_library_can_answer_are_refused(client: httpx.Asyn
         body = {"model": "builtin", "prompt": prompt, "filter": FILTER}
         error = (await send(client, "POST", "completions", 400, json=body))["error"]
         assert error["param"] == "filter.library"
+
+
+async def test_head_is_allowed_where_get_is(api: Api) -> None:
+    for path, allowed in (
+        ("/v1/libraries/notes", "DELETE, GET, HEAD"),
+        ("/v1/libraries/notes/files", "GET, HEAD, POST"),
+    ):
+        reply = await api.client.put(path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)

@@ -350,19 +350,9 @@ def test_every_flag_of_every_command_is_a_variable(
 
 def test_a_flag_that_repeats_has_a_variable_for_all_its_values(settings: Any) -> None:
     words = ["ask", "notes.txt", "Who?"]
-    found = settings(words, GEMSERVE_LIBRARY="boats, cars", GEMSERVE_ALSO="Who, then?\nWhy?")
-    assert (found["libraries"], found["also"]) == (["boats", "cars"], ["Who, then?", "Why?"])
-    assert settings([*words, "--library", "b"], GEMSERVE_LIBRARY="a")["libraries"] == ["b"]
-
-
-def test_a_server_s_variables_do_not_stop_a_plan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without --fleet they have no effect, and only as flags they are mistakes."""
-    monkeypatch.setenv("GEMSERVE_REPLICAS", "2")
-    assert main(["plan", "--cache-memory", "0.2", "--model", "builtin"]) == 2
-    assert capsys.readouterr().err.startswith("gemserve: cache_memory=0.2: has an effect only")
-    assert main(["plan", "--model", "builtin", "--tokens", "5000"]) == 0
+    found = settings(words, GEMSERVE_ALSO="Who, then?\nWhy?")
+    assert found["also"] == ["Who, then?", "Why?"]
+    assert settings([*words, "--also", "Who?"], GEMSERVE_ALSO="Why?")["also"] == ["Who?"]
 
 
 def test_help_of_serve_names_the_variable_of_every_flag(

@@ -21,7 +21,6 @@ from gemserve.cli.startup_checks import Problems, check_settings
 from gemserve.config import EngineConfig, HostMemory, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
 from gemserve.http_server.loading_probe import LoadingProbe
-from gemserve_fleet.serve_command import problems_with_replicas
 
 
 def found(
@@ -198,20 +197,16 @@ def test_a_reader_is_not_calibrated_later() -> None:
         problems.raise_any()
 
 
-def test_replicas_and_ranks_have_no_reader() -> None:
+def test_ranks_have_no_reader() -> None:
     problems = startup_checks.Problems()
     engine = EngineConfig(reader="builtin")
-    problems.note(*problems_with_replicas(2, ModelConfig(), engine, ServerConfig()))
     startup_checks.check_settings(
         problems, ModelConfig(), engine, ServerConfig(port=0, tensor_parallel=2)
     )
     with pytest.raises(ConfigError) as caught:
         problems.raise_any()
     named = [problem for problem in caught.value.problems if problem.startswith("reader=builtin")]
-    assert named == [
-        "reader=builtin: only one engine can have a reader; leave it out with replicas=2",
-        "reader=builtin: not with tensor_parallel=2",
-    ]
+    assert named == ["reader=builtin: not with tensor_parallel=2"]
 
 
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
@@ -297,5 +292,3 @@ def test_calibrating_later_is_for_one_engine() -> None:
     assert found(later) == []
     ranks = ServerConfig(port=0, tensor_parallel=2)
     assert found(later, ranks) == ["calibrate=later: not with tensor_parallel=2"]
-    (problem,) = problems_with_replicas(2, ModelConfig(), later, ServerConfig(port=8000))
-    assert problem.startswith("calibrate=later: one engine has it; use auto with")

@@ -28,7 +28,7 @@ from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.passes.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
-WINDOWS = "windows"  # `sieve`, which reads the prompt in windows
+SEGMENTS = "windows"  # `sieve`, which reads the prompt in segments
 
 
 @dataclass(kw_only=True)
@@ -121,9 +121,11 @@ class Race:
         options, kv_bytes = self.options, self.options.kv_memory
         if options.fit_kv:
             length, new, keep = contestant.length, options.new_tokens, options.keep
-            method, window = self._method_of(contestant.method)
+            method, segment_size = self._method_of(contestant.method)
             kv_bytes = max(
-                harness.request_bytes(self.shape, method, tokens, new, keep, self.layer, window)
+                harness.request_bytes(
+                    self.shape, method, tokens, new, keep, self.layer, segment_size
+                )
                 for tokens in (length, options.warm_up_tokens)
             )
         key = (contestant.variant, contestant.chunk_tokens, kv_bytes)
@@ -155,13 +157,15 @@ class Race:
         return self._figures(contestant)
 
     def _method_of(self, name: str) -> tuple[str, int | None]:
-        """A contestant's method, and the size of its windows."""
-        return ("sieve", self.options.window) if name == WINDOWS else (name, None)
+        """A contestant's method, and the size of its segments."""
+        return ("sieve", self.options.window) if name == SEGMENTS else (name, None)
 
     def _time(self, core: Core, method: Any, length: int, new_tokens: int) -> dict[str, Any]:
         ids = harness.random_ids(length, core.model.vocab_size, seed=length)
-        served, window = self._method_of(method)
-        asked = harness.request(ids, served, self.options.keep, new_tokens, window=window or "off")
+        served, segment_size = self._method_of(method)
+        asked = harness.request(
+            ids, served, self.options.keep, new_tokens, segment_size=segment_size or "off"
+        )
         return harness.time_request(core, asked, self.options.device)
 
     @torch.inference_mode()
@@ -197,8 +201,8 @@ class Race:
         ratio = none_s / ttft_s if none_s and ttft_s else None
         method: Any = "none" if contestant.variant is None else contestant.method
         length, keep = contestant.length, self.options.keep
-        served, window = self._method_of(method)
-        flops = prompt_flops(self.shape, served, length, keep, self.layer, window)
+        served, segment_size = self._method_of(method)
+        flops = prompt_flops(self.shape, served, length, keep, self.layer, segment_size)
         full = prompt_flops(self.shape, "none", length, keep, self.layer)
         bound = None if contestant.variant is None else full / flops
         found = {
@@ -212,7 +216,7 @@ class Race:
             "flops_to_none": flops / full,
             "samples": len(contestant.samples),
         }
-        if method in ("sieve", "gemfilter", WINDOWS):
+        if method in ("sieve", "gemfilter", SEGMENTS):
             found["layers_to_none"] = self.layer / self.shape.num_layers
         if self.options.new_tokens > 1 and contestant.variant is not None:
             for name in ("generation_s", "step_s", "total_s", "decode_kv_bytes"):
@@ -224,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="4096,16384,32768", help="default: %(default)s")
     parser.add_argument(
-        "--methods", default=f"none,gemfilter,sieve,{WINDOWS}", help="default: %(default)s"
+        "--methods", default=f"none,gemfilter,sieve,{SEGMENTS}", help="default: %(default)s"
     )
     parser.add_argument("--window", type=int, default=2048, help="tokens (default: %(default)s)")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")

@@ -26,8 +26,8 @@ from gemserve.contract.events import (
     Finished,
     LentGroups,
     PromptScored,
+    SegmentsRead,
     TextDelta,
-    WindowsRead,
 )
 from gemserve.contract.filter_plan import FilterReason, SummaryArrays
 from gemserve.contract.reports import FilterReport
@@ -154,7 +154,7 @@ class FakeCore:
     def lent_groups(self, job: FakeJob) -> LentGroups:
         return LentGroups()
 
-    def take_group(self, job: FakeJob, group: int, read: WindowsRead | None) -> None:
+    def take_group(self, job: FakeJob, group: int, read: SegmentsRead | None) -> None:
         pass
 
     def progress(self, job: FakeJob) -> Progress | None:
@@ -188,7 +188,7 @@ class FakeCore:
         num_tokens = 0
         for step in self.script:
             if step is FILTERED and request.summarizes_only:
-                continue  # the windows come with the end, and no choice before it
+                continue  # the segments come with the end, and no choice before it
             if step is FILTERED:
                 now = time.monotonic()
                 ids = request.prompt_ids if request.selects_only else None
@@ -205,7 +205,7 @@ class FakeCore:
                 num_tokens += 1
                 yield TextDelta(text=step, token_ids=(num_tokens,), drawn_s=time.monotonic())
         read = read_for(request) if request.summarizes_only else None
-        yield Finished(reason="stop", completion_tokens=num_tokens, windows_read=read)
+        yield Finished(reason="stop", completion_tokens=num_tokens, segments_read=read)
 
     def _pause(self, until: float | threading.Event) -> Iterator[None]:
         is_event = isinstance(until, threading.Event)
@@ -215,17 +215,17 @@ class FakeCore:
             yield None
 
 
-def read_for(request: Request) -> WindowsRead:
-    """Windows that get as much attention as they share tokens with what is asked.
+def read_for(request: Request) -> SegmentsRead:
+    """Segments that get as much attention as they share tokens with what is asked.
 
-    Of each row of one head it goes to one token. The first window counts as cached.
+    Of each row of one head it goes to one token. The first segment counts as cached.
     """
     assert request.plan is not None
-    assert request.plan.windows is not None
-    plan, rows = request.plan.windows, 12
+    assert request.plan.segments is not None
+    plan, rows = request.plan.segments, 12
     summaries = []
-    for window in plan.windows:
-        text = request.tokens[window.start : window.stop]
+    for segment in plan.segments:
+        text = request.tokens[segment.start : segment.stop]
         share = np.float32(np.isin(text, plan.asked).mean() * 0.98 + 0.01)
         keys = np.full(rows, np.log(share / (1 - share)), dtype=np.float32)
         summaries.append(
@@ -237,8 +237,8 @@ def read_for(request: Request) -> WindowsRead:
                 shares=np.full((2, len(text)), share, dtype=np.float32),
             )
         )
-    cached = plan.windows[0].num_tokens
-    return WindowsRead(summaries=tuple(summaries), num_cached=1, cached_tokens=cached)
+    cached = plan.segments[0].num_tokens
+    return SegmentsRead(summaries=tuple(summaries), num_cached=1, cached_tokens=cached)
 
 
 def report_for(request: Request) -> FilterReport:
@@ -330,7 +330,7 @@ def serving_over(
         method="sieve",
         keep=64,
         min_tokens=filter_min_tokens,
-        window="auto",
+        segment_size="auto",
         reads_cached_whole=True,
         fails_open=False,
         calibration=calibration,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gemserve.contract.scores import AnswerAttention
-from gemserve.engine.memory import Change, KVPlace, Segment
+from gemserve.engine.memory import Change, KVPlace, Stretch
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import RunOutput, StepPlan, Task
@@ -99,9 +99,9 @@ class PipeCopies:
         self.dtype: str = runner.call("dtype")
 
     def take(
-        self, segments: Sequence[Segment], num_units: int, start: int, count: int
+        self, stretches: Sequence[Stretch], num_units: int, start: int, count: int
     ) -> memoryview:
-        return memoryview(self._runner.call("take", list(segments), num_units, start, count))
+        return memoryview(self._runner.call("take", list(stretches), num_units, start, count))
 
     def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None:
         self._runner.call("put", place, num_units, start, bytearray(data))

@@ -52,7 +52,7 @@ LLAMA_8B = ModelShape(
 )
 WEIGHT_BYTES = 2 * 8_030_261_248
 FILTER_LAYER = 13  # as in GemFilter's paper
-WINDOW, KEEP, MAX_TOKENS = 8_192, 1_024, 256
+SEGMENT, KEEP, MAX_TOKENS = 8_192, 1_024, 256
 CACHE_SHARE = 0.5  # as by default
 READINGS: tuple[Reading, ...] = ("whole", "one_pass", "windows")
 COLOURS = {
@@ -160,7 +160,7 @@ def cost_of(question: Question, reading: Reading) -> RequestCost:
         keep=KEEP,
         max_tokens=MAX_TOKENS,
         layer=FILTER_LAYER,
-        window=WINDOW,
+        segment_size=SEGMENT,
         weight_bytes=WEIGHT_BYTES,
     )
 

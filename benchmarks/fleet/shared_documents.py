@@ -63,15 +63,15 @@ _RANDOM = Random(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One answer, in seconds since the load began. `windows`, `cached`: of its document.
+    """One answer, in seconds since the load began. `segments`, `cached`: of its document.
 
-    One that the cache has whole, because it is asked about so often, counts as one cached window.
+    One that the cache has whole, because it is asked about so often, counts as one cached segment.
     """
 
     sent_s: float
     first_s: float
     end_s: float
-    windows: int
+    segments: int
     cached: int
     kept_tokens: int
     prompt_tokens: int
@@ -168,7 +168,7 @@ async def ask(client: httpx.AsyncClient, text: str, asked: str) -> Timed:
         sent_s=sent_s,
         first_s=first_s or time.monotonic(),
         end_s=time.monotonic(),
-        windows=report["windows"] or 1,
+        segments=report["windows"] or 1,
         cached=1 if report["windows"] is None else report["cached_windows"],
         kept_tokens=report["kept_tokens"],
         prompt_tokens=usage["prompt_tokens"],
@@ -178,7 +178,7 @@ async def ask(client: httpx.AsyncClient, text: str, asked: str) -> Timed:
 async def measure_cost(client: httpx.AsyncClient, facts: ModelFacts, rounds: int) -> RequestCost:
     """What single questions cost, while both replicas have one each.
 
-    A part of a document, of fewer windows, tells what a cached window costs from the rest.
+    A part of a document, of fewer segments, tells what a cached segment costs from the rest.
     """
     timed: dict[str, list[Timed]] = {"cold": [], "hit": [], "part": []}
     for first in range(1000, 1000 + 2 * rounds, 2):
@@ -189,14 +189,14 @@ async def measure_cost(client: httpx.AsyncClient, facts: ModelFacts, rounds: int
             found = await asyncio.gather(*asking)
             if name:
                 timed[name] += found
-    if any(each.cached < each.windows for each in timed["hit"]):
+    if any(each.cached < each.segments for each in timed["hit"]):
         raise SystemExit(f"single questions were not found in the cache: {timed}")
     cold, hit = timed["cold"], timed["hit"]
     ttft = {k: statistics.mean(e.first_s - e.sent_s for e in each) for k, each in timed.items()}
-    windows = {k: statistics.mean(e.windows for e in each) for k, each in timed.items()}
-    num_pieces = round(windows["cold"])
-    cached_s = (ttft["hit"] - ttft["part"]) / (windows["hit"] - windows["part"])
-    cached_s = max(0.0, cached_s) * windows["cold"] / num_pieces
+    segments = {k: statistics.mean(e.segments for e in each) for k, each in timed.items()}
+    num_pieces = round(segments["cold"])
+    cached_s = (ttft["hit"] - ttft["part"]) / (segments["hit"] - segments["part"])
+    cached_s = max(0.0, cached_s) * segments["cold"] / num_pieces
     rest_s = max(0.0, ttft["hit"] - num_pieces * cached_s)
     step_s = statistics.mean((e.end_s - e.first_s) / (MAX_TOKENS - 1) for e in cold + hit)
     piece_tokens = round(statistics.mean(e.prompt_tokens for e in cold) / num_pieces)
@@ -240,7 +240,7 @@ def figures(timed: Sequence[Timed]) -> dict[str, float]:
     ends = [each.end_s for each in timed]
     ttft = [each.first_s - each.sent_s for each in counted]
     return {
-        "hit_rate": statistics.mean(e.cached / e.windows for e in counted),
+        "hit_rate": statistics.mean(e.cached / e.segments for e in counted),
         "requests_per_s": sum(start_s < end <= stop_s for end in ends) / (stop_s - start_s),
         "ttft_mean_s": statistics.mean(ttft),
         "ttft_p50_s": float(np.percentile(ttft, 50)),

@@ -60,13 +60,15 @@ def wait_for_replicas(server: ServeProcess, count: int) -> None:
     raise RuntimeError(f"{count} replicas are not ready within {START_S:g} s")
 
 
-def choose(server: ServeProcess, model: str, text: str, line: int, window: int) -> dict[str, Any]:
+def choose(
+    server: ServeProcess, model: str, text: str, line: int, segment_size: int
+) -> dict[str, Any]:
     """What the filter keeps, and the seconds until the client has it."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": f"{text}\n\nWho sleeps at line {line}?"}],
         "filter": {
-            "window": window,
+            "window": segment_size,
             "keep": 1024,
             "fallback": False,
             "return_selection": True,
@@ -81,8 +83,8 @@ def choose(server: ServeProcess, model: str, text: str, line: int, window: int) 
     return {"seconds": seconds, "report": reply.json()["filter"]}
 
 
-def lent_windows(server: ServeProcess) -> dict[str, float]:
-    """Windows that were lent so far, by outcome."""
+def lent_segments(server: ServeProcess) -> dict[str, float]:
+    """Segments that were lent so far, by outcome."""
     found = dict[str, float]()
     for line in httpx.get(f"{server.url}/metrics", timeout=ANSWER_S).text.splitlines():
         if line.startswith("gemserve_lent_windows_total"):
@@ -93,20 +95,22 @@ def lent_windows(server: ServeProcess) -> dict[str, float]:
 
 
 def run(
-    servers: dict[int, ServeProcess], model: str, num_windows: int, window: int, count: int
+    servers: dict[int, ServeProcess], model: str, num_segments: int, segment_size: int, count: int
 ) -> list[dict[str, Any]]:
     """New documents and then the same ones again, with the servers in turn."""
-    sample = choose(servers[1], model, document(0, 400), 7, window)["report"]["prompt_tokens"]
-    num_lines = int(400 * num_windows * window / sample)
+    sample = choose(servers[1], model, document(0, 400), 7, segment_size)["report"]["prompt_tokens"]
+    num_lines = int(400 * num_segments * segment_size / sample)
     for server in servers.values():  # so that each engine knows how fast it is
-        choose(server, model, document(1, num_lines // 4), 7, window)
+        choose(server, model, document(1, num_lines // 4), 7, segment_size)
     asked: dict[tuple[int, str], list[dict[str, Any]]] = {}
     is_same = True
     for seed in range(10, 10 + count):
-        text = document(1000 * num_windows + seed, num_lines)
+        text = document(1000 * num_segments + seed, num_lines)
         for state, line in (("new", 8), ("cached", 9)):
             order = FLEETS if seed % 2 else FLEETS[::-1]
-            found = {fleet: choose(servers[fleet], model, text, line, window) for fleet in order}
+            found = {
+                fleet: choose(servers[fleet], model, text, line, segment_size) for fleet in order
+            }
             for fleet, each in found.items():
                 asked.setdefault((fleet, state), []).append(each)
             is_same &= chosen(found[1]["report"]) == chosen(found[2]["report"])
@@ -147,11 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             server.wait_until_ready(START_S)
             wait_for_replicas(server, fleet)
             servers[fleet] = server
-        for num_windows in options.windows:
-            for row in run(servers, options.model, num_windows, options.window, options.documents):
+        for num_segments in options.windows:
+            for row in run(servers, options.model, num_segments, options.window, options.documents):
                 rows.append(row)
                 print(row, flush=True)
-        print("lent windows:", lent_windows(servers[2]), flush=True)
+        print("lent windows:", lent_segments(servers[2]), flush=True)
     versions = {"model": options.model, **result_line.versions("torch", "ray")}
     print(result_line.line(result_line.result("shared_passes", "cpu", versions, rows)))
 

@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Rectangle
 
-LENGTHS = (11.0, 14.0, 9.0, 13.0, 10.0, 12.0)  # of the windows
+LENGTHS = (11.0, 14.0, 9.0, 13.0, 10.0, 12.0)  # of the segments
 GROUPS = ((0, 1, 2), (3, 4, 5))
-CACHED = 1  # this window is found in the document cache
+CACHED = 1  # this segment is found in the document cache
 FIRST, LAST, QUESTION, ANCHOR = 11.0, 3.0, 8.0, 2.5
 KEPT = ((17.0, 22.0), (37.0, 41.5), (61.5, 66.0))  # of the document
 FIRM, DOCUMENT, ASKED, SINK = "#9aa0a6", "#d8e6f5", "#3b78c2", "#e6a23c"
@@ -60,7 +60,7 @@ def _say(axes: Any, x: float, y: float, text: str, *, bold: bool = False) -> Non
 def _draw_prompt(axes: Any, y: float) -> None:
     _say(axes, 0, y + 4, "1. The prompt is cut by content", bold=True)
     _box(axes, 0, y, FIRST, FIRM, "instructions")
-    for number, (start, length) in enumerate(_windows()):
+    for number, (start, length) in enumerate(_segments()):
         _box(axes, FIRST + start, y, length, DOCUMENT, f"window {number + 1}")
     end = FIRST + sum(LENGTHS)
     _box(axes, end, y, QUESTION, ASKED, "question")
@@ -117,7 +117,7 @@ def _draw_scores(axes: Any, y: float) -> None:
     colors = [MARKED if any(a <= p < b for a, b in KEPT) else "#b5c9de" for p in places]
     axes.bar(FIRST + places, scores, 0.2, bottom=y, color=colors, align="edge")
     axes.plot([FIRST, FIRST + sum(LENGTHS)], [y, y], color=INK, lw=0.7)
-    for start, _ in (*_windows(), (sum(LENGTHS), 0.0)):
+    for start, _ in (*_segments(), (sum(LENGTHS), 0.0)):
         axes.plot([FIRST + start] * 2, [y, y + 6.8], color=FAINT, lw=0.7, ls=":")
     _say(
         axes,
@@ -141,8 +141,8 @@ def _draw_answer(axes: Any, y: float) -> None:
     _say(axes, at + 2, y + HEIGHT / 2, "only this, and the answer, must fit into the context")
 
 
-def _windows() -> list[tuple[float, float]]:
-    """Where each window begins in the document, and how long it is."""
+def _segments() -> list[tuple[float, float]]:
+    """Where each segment begins in the document, and how long it is."""
     stops = list(accumulate(LENGTHS))
     return [(stop - length, length) for stop, length in zip(stops, LENGTHS, strict=True)]
 

@@ -51,7 +51,7 @@ from gemserve.synthetic.words_evaluation import EVALUATION
 from gemserve_library.asking import question_text
 from gemserve_library.in_process import LibrariesOf
 from gemserve_library.library import Library
-from gemserve_library.search import score_windows
+from gemserve_library.search import score_segments
 from gemserve_library.vectors import queries_of
 from gemserve_train.evaluation.answer_rules import interval
 
@@ -69,7 +69,7 @@ _ROFF = re.compile(r"^\.\\\".*\n|^[.'](?:\\\"|\w+)[ \t]?|\\f[BIRP]|\\(?=-)|\\&",
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`gold`: a text that a window must have to answer. `kind`: where the question is from."""
+    """`gold`: a text that a segment must have to answer. `kind`: where the question is from."""
 
     kind: str
     question: str
@@ -200,7 +200,7 @@ class Measurement:
         self.asked = [each for each in asked if each.file in there]
 
     def recall(self, counts: Sequence[int]) -> list[dict[str, Any]]:
-        """Which share of the questions has its gold text among the windows, by how they are found.
+        """Which share of the questions has its gold text among the segments, by how they are found.
 
         `search_ms`: the median of a search, without the pass over the question (`question_ms`).
         """
@@ -217,7 +217,7 @@ class Measurement:
             queries, heads = queries_of(end), LibrariesOf(self.llm).vectors.key_head_of
             words = question_text(request, self.llm.tokenizer)
             started_s = time.perf_counter()
-            scores = score_windows([self.library], queries, heads, words)
+            scores = score_segments([self.library], queries, heads, words)
             scores.best(counts[0])
             times.append(time.perf_counter() - started_s)
             ways = {
@@ -228,7 +228,7 @@ class Measurement:
             for way, judged in ways.items():
                 for count in counts:
                     candidates = judged.best(count).candidates
-                    has_gold = any(each.gold in flat(c.window.text) for c in candidates)
+                    has_gold = any(each.gold in flat(c.segment.text) for c in candidates)
                     found.setdefault((each.kind, way, count), []).append(has_gold)
         rows = []
         for (kind, way, count), hits in found.items():
@@ -391,12 +391,12 @@ def passages_of(library: Library) -> list[str]:
     """The library's text in passages of about `PASSAGE_CHARS`, as people cut it."""
     passages: list[str] = []
     index = library.index()
-    for _, window in library.windows(index.ids.tolist()).values():
+    for _, segment in library.segments(index.ids.tolist()).values():
         at = 0
-        while at < len(window.text):
-            stop = window.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
+        while at < len(segment.text):
+            stop = segment.text.find("\n\n", at + PASSAGE_CHARS // 2, at + 2 * PASSAGE_CHARS)
             stop = stop + 2 if stop >= 0 else at + PASSAGE_CHARS
-            passages.append(window.text[at:stop].strip())
+            passages.append(segment.text[at:stop].strip())
             at = stop
     return passages
 
@@ -514,10 +514,10 @@ def main() -> None:
     if arguments.kinds:
         asked = [each for each in asked if each.kind in arguments.kinds]
     measurement = Measurement(arguments.library, arguments.model, asked)
-    files, windows, tokens = measurement.library.totals()
+    files, segments, tokens = measurement.library.totals()
     size = measurement.library.num_bytes
     rows: list[dict[str, Any]] = [
-        {"kind": "library", "files": files, "windows": windows, "tokens": tokens, "bytes": size}
+        {"kind": "library", "files": files, "windows": segments, "tokens": tokens, "bytes": size}
     ]
     if arguments.candidates:
         rows += measurement.recall(arguments.candidates)

@@ -38,7 +38,7 @@ from benchmarks.quality.rerank_cases import Case
 from benchmarks.shared import results
 from gemserve.config import EngineConfig
 from gemserve.contract.events import Finished
-from gemserve.contract.filter_plan import FilterPlan, SummaryArrays, Window
+from gemserve.contract.filter_plan import FilterPlan, Segment, SummaryArrays
 from gemserve.llm import LLM
 from gemserve.prompting.ranked_texts import RankedTexts, having_query, query_ids, ranked_texts
 from gemserve_library.ranking.requests import reading_request
@@ -104,10 +104,10 @@ def read_documents(
         llm.core.planner, texts, request_id="benchmark", tenant=tenant.encode()
     )
     *_, last = llm.core.run_alone(request)
-    if not isinstance(last, Finished) or last.windows_read is None:
+    if not isinstance(last, Finished) or last.segments_read is None:
         raise RuntimeError(f"the request failed: {last}")
     assert request.plan is not None
-    return request.plan, last.windows_read.summaries
+    return request.plan, last.segments_read.summaries
 
 
 def rank(
@@ -119,26 +119,26 @@ def rank(
     seed: int,
 ) -> dict[str, Floats]:
     """The scores of all passages, by rule."""
-    assert plan.windows is not None
-    windows, ranges = plan.windows.windows, texts.ranges
-    attention = attention_scores(windows, read, ranges)
+    assert plan.segments is not None
+    segments, ranges = plan.segments.segments, texts.ranges
+    attention = attention_scores(segments, read, ranges)
     words = word_shares(texts.words, ranges)
-    tokens = token_scores(windows, read, [own_total(each) for each in read])
-    empty = token_scores(windows, read_empty, [own_total(each) for each in read_empty])
+    tokens = token_scores(segments, read, [own_total(each) for each in read])
+    empty = token_scores(segments, read_empty, [own_total(each) for each in read_empty])
     less = [np.maximum(a - b, 0.0) for a, b in zip(tokens, empty, strict=True)]
     keys = np.array([each.keys for each in read], dtype=np.float64)
     sinks = np.array([each.sinks for each in read], dtype=np.float64)
     total = np.logaddexp(np.logaddexp.reduce(keys, axis=0), sinks.mean(0))
-    pooled = token_scores(windows, read, [total] * len(read))
+    pooled = token_scores(segments, read, [total] * len(read))
     rng = Random(seed)
     return {
         "rerank": relevance(attention, words),
         "attention": attention,
         "words": words,
-        "pooled": best_tokens(windows, pooled, ranges, BEST_TOKENS),
-        "best token": best_tokens(windows, tokens, ranges, 1),
-        "three tokens": best_tokens(windows, tokens, ranges, 3),
-        "empty query": best_tokens(windows, less, ranges, BEST_TOKENS),
+        "pooled": best_tokens(segments, pooled, ranges, BEST_TOKENS),
+        "best token": best_tokens(segments, tokens, ranges, 1),
+        "three tokens": best_tokens(segments, tokens, ranges, 3),
+        "empty query": best_tokens(segments, less, ranges, BEST_TOKENS),
         "bm25": rerank_cases.bm25(case.question, case.passages),
         "sieve words": rerank_cases.sieve_words(case.question, case.passages),
         "random": np.array([rng.random() for _ in case.passages]),
@@ -146,17 +146,17 @@ def rank(
 
 
 def own_total(summary: SummaryArrays) -> Floats:
-    """The log-sum-exp of each row's logits of one window and its anchor: [rows]."""
+    """The log-sum-exp of each row's logits of one segment and its anchor: [rows]."""
     return np.logaddexp(summary.keys.astype(np.float64), summary.sinks)
 
 
 def token_scores(
-    windows: Sequence[Window], read: Sequence[SummaryArrays], totals: Sequence[Floats]
+    segments: Sequence[Segment], read: Sequence[SummaryArrays], totals: Sequence[Floats]
 ) -> list[Floats]:
-    """Of each window its tokens' largest shares of any row: [tokens] each."""
+    """Of each segment its tokens' largest shares of any row: [tokens] each."""
     found: list[Floats] = []
-    for window, summary, total in zip(windows, read, totals, strict=True):
-        scores = np.zeros(window.num_tokens)
+    for segment, summary, total in zip(segments, read, totals, strict=True):
+        scores = np.zeros(segment.num_tokens)
         shares = np.exp(summary.best - total[:, None])
         np.maximum.at(scores, summary.places.ravel(), shares.ravel())
         found.append(scores)
@@ -164,17 +164,17 @@ def token_scores(
 
 
 def best_tokens(
-    windows: Sequence[Window],
+    segments: Sequence[Segment],
     tokens: Sequence[Floats],
     documents: Sequence[tuple[int, int]],
     count: int,
 ) -> Floats:
-    """The sum of the best token scores of each document's best window: [documents]."""
+    """The sum of the best token scores of each document's best segment: [documents]."""
     scores = np.zeros(len(documents))
     stops = [stop for _, stop in documents]
-    for window, of_window in zip(windows, tokens, strict=True):
-        at = int(np.searchsorted(stops, window.stop))
-        scores[at] = max(scores[at], float(np.sort(of_window)[-count:].sum()))
+    for segment, of_segment in zip(segments, tokens, strict=True):
+        at = int(np.searchsorted(stops, segment.stop))
+        scores[at] = max(scores[at], float(np.sort(of_segment)[-count:].sum()))
     return scores
 
 

@@ -58,7 +58,7 @@ Array = npt.NDArray[np.float32]
 CALIBRATION = Path(files.__file__).parents[1] / "calibrations" / "smollm2.json"
 CHUNK = 1024  # tokens of a pass over a whole prompt
 ROOM = 128  # tokens of a question and what is around it
-OVERLAP = 128  # tokens of the window before, at most
+OVERLAP = 128  # tokens of the segment before, at most
 # the first statement leads to the second, which shares no name with the question
 PAIRS: tuple[tuple[str, str, str, str], ...] = (
     (
@@ -175,7 +175,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How windows are read. `anchor`: "bos", "template" or "overlap" (template and overlap)."""
+    """How segments are read. `anchor`: "bos", "template" or "overlap" (template and overlap)."""
 
     size: int
     anchor: str = "template"
@@ -344,10 +344,10 @@ def reference_document(tokenizer: Any) -> Document:
 # ----------------------------------------------------------------------------------------- reading
 
 
-def cut_windows(document: Document, size: int) -> list[tuple[int, int]]:
-    """Windows of up to `size` tokens that end at a paragraph, a sentence or a line if they can."""
+def cut_segments(document: Document, size: int) -> list[tuple[int, int]]:
+    """Segments of up to `size` tokens that end at a paragraph, a sentence or a line if they can."""
     total, start = len(document.ids), 0
-    windows: list[tuple[int, int]] = []
+    segments: list[tuple[int, int]] = []
     breaks = document.breaks
     while total - start > size:
         stop = start + size
@@ -356,14 +356,14 @@ def cut_windows(document: Document, size: int) -> list[tuple[int, int]]:
             if near:
                 stop = near[-1]
                 break
-        windows.append((start, stop))
+        segments.append((start, stop))
         start = stop
-    return [*windows, (start, total)]
+    return [*segments, (start, total)]
 
 
 @dataclass(slots=True)
-class ReadWindow:
-    """The keys and values of a window. `start`, `stop`: its place in the document."""
+class ReadSegment:
+    """The keys and values of a segment. `start`, `stop`: its place in the document."""
 
     start: int
     stop: int
@@ -373,7 +373,7 @@ class ReadWindow:
 
 
 class Reader:
-    """Reads windows through the lower layers, and asks questions behind them."""
+    """Reads segments through the lower layers, and asks questions behind them."""
 
     def __init__(self, core: Core, heads: Sequence[tuple[int, int]]) -> None:
         self.model, self.tokenizer, self.heads = core.model, core.tokenizer, tuple(heads)
@@ -389,13 +389,13 @@ class Reader:
         ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def read(self, document: Document, reading: Reading) -> list[ReadWindow]:
+    def read(self, document: Document, reading: Reading) -> list[ReadSegment]:
         return [
-            self._window(document, start, stop, reading)
-            for start, stop in cut_windows(document, reading.size)
+            self._segment(document, start, stop, reading)
+            for start, stop in cut_segments(document, reading.size)
         ]
 
-    def _window(self, document: Document, start: int, stop: int, reading: Reading) -> ReadWindow:
+    def _segment(self, document: Document, start: int, stop: int, reading: Reading) -> ReadSegment:
         anchor = self.before[:1] if reading.anchor == "bos" else self.before
         if reading.anchor == "overlap":
             breaks = document.breaks
@@ -406,7 +406,7 @@ class Reader:
         kv = self._kv(len(ids) + ROOM)
         for low in range(0, len(ids), CHUNK):
             self._run(ids[low : low + CHUNK], low, kv, [])
-        return ReadWindow(start, stop, len(anchor), len(ids), kv)
+        return ReadSegment(start, stop, len(anchor), len(ids), kv)
 
     def _kv(self, capacity: int) -> KVSpan:
         units = filter_units(self.layer)
@@ -435,17 +435,17 @@ class Reader:
         raise AssertionError("the filter layer was not reached")
 
     @torch.inference_mode()
-    def ask(self, window: ReadWindow, question: str, position: int | None = None) -> Array:
+    def ask(self, segment: ReadSegment, question: str, position: int | None = None) -> Array:
         """Logits [heads, rows, keys]: rows of the question and then of the template's end.
 
-        `position`: of the first token behind the window, if not the next one.
+        `position`: of the first token behind the segment, if not the next one.
         """
         ids = [*self.blank, *self.encode(question), *self.behind]
-        slot = window.num_tokens
+        slot = segment.num_tokens
         rows = range(slot + len(self.blank), slot + len(ids))
         ahead = 0 if position is None else position - slot
-        tap = self._run(ids, slot, window.kv, rows, ahead)
-        return self._logits(tap, window.kv, slot + len(ids))
+        tap = self._run(ids, slot, segment.kv, rows, ahead)
+        return self._logits(tap, segment.kv, slot + len(ids))
 
     def _logits(self, tap: QueryTap, kv: KVSpan, count: int) -> Array:
         future = torch.arange(count)[None] > torch.tensor(tap.rows)[:, None]
@@ -506,15 +506,15 @@ def breaks_of(document: Document) -> dict[str, tuple[int, ...]]:
     }
 
 
-WINDOWED = ("true", "empty", "absent_same", "absent_other", "diffuse")
+SEGMENTED = ("true", "empty", "absent_same", "absent_other", "diffuse")
 
 
 def store(
     reader: Reader,
     document: Document,
     readings: Sequence[Reading],
-    pools: dict[str, list[ReadWindow]],
-    references: dict[str, ReadWindow],
+    pools: dict[str, list[ReadSegment]],
+    references: dict[str, ReadSegment],
     folder: Path,
     *,
     pool: Document | None,
@@ -547,15 +547,15 @@ def store(
         for kind, question in document.questions:
             if kind not in ("true", "empty") and reading.name not in pools:
                 continue
-            for part, windows in parts.items():
-                for i, window in enumerate(windows):
-                    arrays[f"{reading.name}/{kind}/{part}/{i}"] = reader.ask(window, question)
+            for part, segments in parts.items():
+                for i, segment in enumerate(segments):
+                    arrays[f"{reading.name}/{kind}/{part}/{i}"] = reader.ask(segment, question)
             if kind == "true" and reading.anchor == "template":
                 end = len(reader.before) + reading.size
-                for i, window in enumerate(own):
-                    arrays[f"{reading.name}/fixed/own/{i}"] = reader.ask(window, question, end)
+                for i, segment in enumerate(own):
+                    arrays[f"{reading.name}/fixed/own/{i}"] = reader.ask(segment, question, end)
     if whole:
-        arrays |= reader.whole(document, WINDOWED)
+        arrays |= reader.whole(document, SEGMENTED)
     arrays["facts"] = np.array(json.dumps(facts))
     partial = path.with_suffix(".partial.npz")
     np.savez(partial, **arrays)
@@ -589,7 +589,7 @@ def read(arguments: argparse.Namespace) -> None:
     reference = reference_document(tokenizer)
     references = {r.name: reader.read(reference, r)[0] for r in readings}
     kind = "real" if arguments.task == "real" else arguments.vocabulary
-    pools: dict[str, list[ReadWindow]] = {}
+    pools: dict[str, list[ReadSegment]] = {}
     pool = None
     if arguments.pool_tokens:
         pool = pool_document(tokenizer, kind, arguments.pool_tokens)
@@ -619,12 +619,12 @@ def read(arguments: argparse.Namespace) -> None:
 
 # ----------------------------------------------------------------------------------------- judging
 
-NUM_REFERENCE = 8.0  # how many reference windows a question's rows are compared with
+NUM_REFERENCE = 8.0  # how many reference segments a question's rows are compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a question's rows saw of one window, in nats: of its tokens, and of its anchor.
+    """What a question's rows saw of one segment, in nats: of its tokens, and of its anchor.
 
     `logits`: [heads, rows, tokens]. `sink`, `mass`: log-sum-exp over the anchor and over the
     tokens, [heads, rows, 1]. `rest`: over everything that the rows see.
@@ -638,20 +638,20 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question asked of all windows; of a reference text; and an empty one asked of both."""
+    """A question asked of all segments; of a reference text; and an empty one asked of both."""
 
-    windows: list[Seen]
+    segments: list[Seen]
     reference: Seen
     empty: list[Seen]
 
     @property
     def sink(self) -> Array:
-        """The sinks' average over the windows."""
-        return np.mean([w.sink for w in self.windows], axis=0)
+        """The sinks' average over the segments."""
+        return np.mean([w.sink for w in self.segments], axis=0)
 
     @property
     def mass(self) -> Array:
-        return np.logaddexp.reduce([w.mass for w in self.windows])
+        return np.logaddexp.reduce([w.mass for w in self.segments])
 
 
 def lse(logits: Array) -> Array:
@@ -664,9 +664,9 @@ def see(logits: Array, start: int, stop: int, num_anchor: int) -> Seen:
     return Seen(inner, lse(logits[..., :num_anchor]), lse(inner), lse(logits))
 
 
-def best(of_windows: Iterator[Array]) -> Array:
+def best(of_segments: Iterator[Array]) -> Array:
     """The largest over heads and rows: [tokens]."""
-    return np.concatenate([each.max((0, 1)) for each in of_windows])
+    return np.concatenate([each.max((0, 1)) for each in of_segments])
 
 
 def moments(logits: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
@@ -675,11 +675,11 @@ def moments(logits: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 def coupled(asked: Asked) -> Array:
     total = np.logaddexp(asked.mass, asked.sink)
-    return best(np.exp(w.logits - total) for w in asked.windows)
+    return best(np.exp(w.logits - total) for w in asked.segments)
 
 
 def coupled_sparse(asked: Asked, count: int) -> Array:
-    """As `coupled`, but each row and head of a window remembers its `count` best tokens only."""
+    """As `coupled`, but each row and head of a segment remembers its `count` best tokens only."""
     total = np.logaddexp(asked.mass, asked.sink)
 
     def strongest(seen: Seen) -> Array:
@@ -687,7 +687,7 @@ def coupled_sparse(asked: Asked, count: int) -> Array:
         least = least[..., -min(count, seen.logits.shape[-1]), None]
         return np.where(seen.logits >= least, np.exp(seen.logits - total), 0)
 
-    return best(map(strongest, asked.windows))
+    return best(map(strongest, asked.segments))
 
 
 def coupled_4(asked: Asked) -> Array:
@@ -699,17 +699,17 @@ def coupled_16(asked: Asked) -> Array:
 
 
 def mean_mass(asked: Asked) -> Array:
-    """As `coupled`, but beside one average window in place of all: at most their number."""
-    mass = asked.mass - np.float32(np.log(len(asked.windows)))
+    """As `coupled`, but beside one average segment in place of all: at most their number."""
+    mass = asked.mass - np.float32(np.log(len(asked.segments)))
     total = np.logaddexp(mass, asked.sink)
-    return best(np.exp(w.logits - total) for w in asked.windows)
+    return best(np.exp(w.logits - total) for w in asked.segments)
 
 
 def coupled_first(asked: Asked) -> Array:
-    """The sum is that of the first four windows, so that later ones change nothing before them."""
-    mass = np.logaddexp.reduce([w.mass for w in asked.windows[:4]])
-    total = np.logaddexp(mass, asked.windows[0].sink)
-    return best(np.exp(w.logits - total) for w in asked.windows)
+    """The sum is that of the first four segments, so that later ones change nothing before them."""
+    mass = np.logaddexp.reduce([w.mass for w in asked.segments[:4]])
+    total = np.logaddexp(mass, asked.segments[0].sink)
+    return best(np.exp(w.logits - total) for w in asked.segments)
 
 
 def head_mass(asked: Asked) -> Array:
@@ -718,71 +718,71 @@ def head_mass(asked: Asked) -> Array:
     total = np.logaddexp(
         asked.sink + np.median(mass, axis=1, keepdims=True) + np.log(8), asked.sink
     )
-    return best(np.exp(w.logits - total) for w in asked.windows)
+    return best(np.exp(w.logits - total) for w in asked.segments)
 
 
 def own_sink(asked: Asked) -> Array:
-    return best(np.exp(w.logits - w.sink) for w in asked.windows)
+    return best(np.exp(w.logits - w.sink) for w in asked.segments)
 
 
 def own_sink_capped(asked: Asked) -> Array:
-    return best(1 / (1 + np.exp(w.sink - w.logits)) for w in asked.windows)
+    return best(1 / (1 + np.exp(w.sink - w.logits)) for w in asked.segments)
 
 
 def own_sink_log(asked: Asked) -> Array:
-    return best(w.logits - w.sink for w in asked.windows)
+    return best(w.logits - w.sink for w in asked.segments)
 
 
 def mean_sink(asked: Asked) -> Array:
     sink = asked.sink
-    return best(np.exp(w.logits - sink) for w in asked.windows)
+    return best(np.exp(w.logits - sink) for w in asked.segments)
 
 
 def own_share(asked: Asked) -> Array:
-    return best(np.exp(w.logits - np.logaddexp(w.mass, w.sink)) for w in asked.windows)
+    return best(np.exp(w.logits - np.logaddexp(w.mass, w.sink)) for w in asked.segments)
 
 
 def own_share_all(asked: Asked) -> Array:
-    return best(np.exp(w.logits - w.rest) for w in asked.windows)
+    return best(np.exp(w.logits - w.rest) for w in asked.segments)
 
 
 def less_empty(asked: Asked) -> Array:
     def by_head(seen: Seen) -> Array:
         return (seen.logits - seen.sink).max(1, keepdims=True)
 
-    pairs = zip(asked.windows, asked.empty, strict=True)
-    return best(by_head(window) - by_head(empty) for window, empty in pairs)
+    pairs = zip(asked.segments, asked.empty, strict=True)
+    return best(by_head(segment) - by_head(empty) for segment, empty in pairs)
 
 
-def z_window(asked: Asked) -> Array:
+def z_segment(asked: Asked) -> Array:
     def scaled(seen: Seen) -> Array:
         mean, std = moments(seen.logits, (2,))
         return (seen.logits - mean) / std
 
-    return best(map(scaled, asked.windows))
+    return best(map(scaled, asked.segments))
 
 
 def z_rows(asked: Asked) -> Array:
     """Mean and deviation of each row and head are those on the reference text."""
     mean, std = moments(asked.reference.logits, (2,))
-    return best((w.logits - mean) / std for w in asked.windows)
+    return best((w.logits - mean) / std for w in asked.segments)
 
 
 def z_heads(asked: Asked) -> Array:
     """One mean and deviation of each head, on the reference text."""
     mean, std = moments(asked.reference.logits, (1, 2))
-    return best((w.logits - mean) / std for w in asked.windows)
+    return best((w.logits - mean) / std for w in asked.segments)
 
 
 def z_heads_sink(asked: Asked) -> Array:
     mean, std = moments(asked.reference.logits - asked.reference.sink, (1, 2))
-    return best((w.logits - w.sink - mean) / std for w in asked.windows)
+    return best((w.logits - w.sink - mean) / std for w in asked.segments)
 
 
 def reference_share(asked: Asked, count: float = NUM_REFERENCE) -> Array:
-    """As if every window stood beside `count` reference windows."""
+    """As if every segment stood beside `count` reference segments."""
     mass = asked.reference.mass + np.float32(np.log(count))
-    return best(np.exp(w.logits - np.logaddexp(mass, w.sink)) for w in asked.windows)
+    return best(np.exp(w.logits - np.logaddexp(mass, w.sink)) for w in asked.segments)
 
 
 def reference_share_1(asked: Asked) -> Array:
@@ -790,16 +790,16 @@ def reference_share_1(asked: Asked) -> Array:
 
 
 def reference_own(asked: Asked) -> Array:
-    """A share of the window, its sink, and the reference windows: at most 1."""
+    """A share of the segment, its sink, and the reference segments: at most 1."""
     mass = asked.reference.mass + np.float32(np.log(NUM_REFERENCE - 1))
-    totals = [np.logaddexp(np.logaddexp(mass, w.mass), w.sink) for w in asked.windows]
-    return best(np.exp(w.logits - t) for w, t in zip(asked.windows, totals, strict=True))
+    totals = [np.logaddexp(np.logaddexp(mass, w.mass), w.sink) for w in asked.segments]
+    return best(np.exp(w.logits - t) for w, t in zip(asked.segments, totals, strict=True))
 
 
 def reference_own_1(asked: Asked) -> Array:
     mass = asked.reference.mass
-    totals = [np.logaddexp(np.logaddexp(mass, w.mass), w.sink) for w in asked.windows]
-    return best(np.exp(w.logits - t) for w, t in zip(asked.windows, totals, strict=True))
+    totals = [np.logaddexp(np.logaddexp(mass, w.mass), w.sink) for w in asked.segments]
+    return best(np.exp(w.logits - t) for w, t in zip(asked.segments, totals, strict=True))
 
 
 SCALES: dict[str, Callable[[Asked], Array]] = {
@@ -816,7 +816,7 @@ SCALES: dict[str, Callable[[Asked], Array]] = {
     "d_own_share": own_share,
     "d_with_question": own_share_all,
     "e_less_empty": less_empty,
-    "f_z_window": z_window,
+    "f_z_window": z_segment,
     "f_z_rows": z_rows,
     "f_z_heads": z_heads,
     "f_z_heads_sink": z_heads_sink,
@@ -837,7 +837,7 @@ class Stored:
         self.heads = [known.index(head) for head in heads]
         self.gold: list[tuple[int, int]] = [(a, b) for a, b in self.facts["gold"]]
 
-    def windows(self, reading: str, part: str) -> list[tuple[int, int, int]]:
+    def segments(self, reading: str, part: str) -> list[tuple[int, int, int]]:
         return [(a, b, c) for a, b, c in self.facts["readings"][reading][part]]
 
     def has(self, reading: str, kind: str, part: str) -> bool:
@@ -846,17 +846,17 @@ class Stored:
     def seen(self, reading: str, kind: str, part: str, behind: bool) -> list[Seen]:
         """`behind`: with the rows of the template's end."""
         found: list[Seen] = []
-        for i, window in enumerate(self.windows(reading, part)):
+        for i, segment in enumerate(self.segments(reading, part)):
             logits = self.arrays[f"{reading}/{kind}/{part}/{i}"][self.heads]
             if not behind:
                 logits = logits[:, : -self.facts["num_behind"]]
-            found.append(see(logits, *window))
+            found.append(see(logits, *segment))
         return found
 
     def asked(self, reading: str, kind: str, parts: Sequence[str], behind: bool = False) -> Asked:
         other = "true" if kind == "fixed" else kind
         return Asked(
-            windows=[s for part in parts for s in self.seen(reading, kind, part, behind)],
+            segments=[s for part in parts for s in self.seen(reading, kind, part, behind)],
             reference=self.seen(reading, other, "reference", behind)[0],
             empty=[s for part in parts for s in self.seen(reading, "empty", part, behind)],
         )
@@ -893,7 +893,7 @@ BUDGETS: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One example under one reading: which question, of which windows, with which rows."""
+    """One example under one reading: which question, of which segments, with which rows."""
 
     reading: str
     kind: str = "true"
@@ -1004,7 +1004,7 @@ def cover(arguments: argparse.Namespace) -> None:
             task = path.name.split("_")[0]
             for length, parts in parts_of.items():
                 breaks = stored.breaks(parts)
-                for kind in WINDOWED:
+                for kind in SEGMENTED:
                     if kind == "empty":
                         continue
                     by_scale: dict[tuple[str, str], Array] = {}

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 from benchmarks.quality import real_padding
 from benchmarks.shared import long_documents, peak_memory, results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
-from benchmarks.shared.timed_answers import HAS_WINDOWS, TimedAnswer, answer, filter_options
+from benchmarks.shared.timed_answers import HAS_SEGMENTS, TimedAnswer, answer, filter_options
 from gemserve.calibration.search.example import Example, ExampleDraw, recall
 from gemserve.config import EngineConfig
 from gemserve.errors import RequestError
@@ -131,12 +131,12 @@ def main() -> None:
         if arguments.lengths and task not in BARE:
             lengths = tuple(results.numbers(arguments.lengths))
         for length in lengths:
-            for way, window in _with_windows(ways, arguments.window):
-                key = _key(llm, arguments, task, length, way, window)
+            for way, segment_size in _with_segments(ways, arguments.window):
+                key = _key(llm, arguments, task, length, way, segment_size)
                 row = _finished(arguments.out, key)
                 if row is None:
-                    results.note(f"{task} {length} {way} {window or ''}")
-                    row = key | _measure(llm, arguments, task, length, way, window)
+                    results.note(f"{task} {length} {way} {segment_size or ''}")
+                    row = key | _measure(llm, arguments, task, length, way, segment_size)
                     if arguments.out is not None:
                         append_run(arguments.out, row)
                 rows.append(row)
@@ -185,14 +185,14 @@ def _names(text: str, known: tuple[str, ...]) -> list[str]:
     return names
 
 
-def _with_windows(ways: list[str], windows: str) -> Iterator[tuple[str, int | str | None]]:
-    """Each way with its window; `windows` once for each of the windows."""
+def _with_segments(ways: list[str], segments: str) -> Iterator[tuple[str, int | str | None]]:
+    """Each way with its size of segments; `windows` once for each of them."""
     for way in ways:
         if way != "windows":
             yield way, None
             continue
-        for window in windows.split(","):
-            yield way, window if window == "auto" else int(window)
+        for segment_size in segments.split(","):
+            yield way, segment_size if segment_size == "auto" else int(segment_size)
 
 
 def _samples(given: int | None, task: str, length: int) -> int:
@@ -204,7 +204,7 @@ def _samples(given: int | None, task: str, length: int) -> int:
 
 
 def _key(
-    llm: LLM, arguments: argparse.Namespace, task: str, length: int, way: str, window: Any
+    llm: LLM, arguments: argparse.Namespace, task: str, length: int, way: str, segment_size: Any
 ) -> dict[str, Any]:
     """What a finished cell must have in common with one that is wanted."""
     keep = _keep(arguments.keep)
@@ -212,7 +212,7 @@ def _key(
         "task": task,
         "prompt_tokens": length,
         "way": way,
-        "window": window,
+        "window": segment_size,
         "keep": llm.core.config.filter_keep if keep is None else keep,
         "samples": _samples(arguments.samples, task, length),
         "seed": arguments.seed,
@@ -234,19 +234,19 @@ def _finished(path: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _measure(
-    llm: LLM, arguments: argparse.Namespace, task: str, length: int, way: str, window: Any
+    llm: LLM, arguments: argparse.Namespace, task: str, length: int, way: str, segment_size: Any
 ) -> dict[str, Any]:
-    if way == "windows" and not HAS_WINDOWS:
+    if way == "windows" and not HAS_SEGMENTS:
         return {"n": 0, "impossible": "this gemserve has no filter.window"}
     cell, before = Cell(), peak_memory.mark()
     samples = _samples(arguments.samples, task, length)
     # a tenant's documents are its own: no way finds what another one has left in the cache, and no
     # document the beginning that it shares with another
-    number, name = 0, f"{task} {length} {way} {window} {arguments.seed}"
+    number, name = 0, f"{task} {length} {way} {segment_size} {arguments.seed}"
     for is_first, example in _examples(llm.tokenizer, task, length, samples, arguments.seed):
         number += is_first
         try:
-            answered = _answer(llm, example, way, window, arguments, f"{name} {number}")
+            answered = _answer(llm, example, way, segment_size, arguments, f"{name} {number}")
         except RequestError as error:
             cell.refused[str(error)] += 1
             if length >= LONG:
@@ -295,7 +295,12 @@ class _Way:
 
 
 def _answer(
-    llm: LLM, example: Example, way: str, window: Any, arguments: argparse.Namespace, tenant: str
+    llm: LLM,
+    example: Example,
+    way: str,
+    segment_size: Any,
+    arguments: argparse.Namespace,
+    tenant: str,
 ) -> _Way:
     core, keep, selects_only = llm.core, _keep(arguments.keep), arguments.no_answers
     if way in CHOSEN_OUTSIDE:
@@ -303,7 +308,7 @@ def _answer(
     if way == "none":
         options = filter_options(method="none")
     else:
-        options = filter_options("off" if way == "one pass" else window, keep=keep)
+        options = filter_options("off" if way == "one pass" else segment_size, keep=keep)
     made = answer(
         core, example.prompt, options, example.max_tokens, tenant, selects_only=selects_only
     )

@@ -72,13 +72,13 @@ async def _measured(server: ServeProcess, arguments: argparse.Namespace) -> list
         tasks = [asyncio.create_task(act) for act in acts]
         await asyncio.sleep(_REST_S)
         for number, kind in enumerate(arguments.kinds):
-            window = arguments.window if arguments.window == "off" else int(arguments.window)
+            segment_size = arguments.window if arguments.window == "off" else int(arguments.window)
             body = {
                 "model": "served",
                 "messages": [{"role": "user", "content": KINDS[kind](arguments.chars, number)}],
                 "max_tokens": 8,
                 "stream": True,
-                "filter": {"method": "sieve", "keep": 512, "window": window},
+                "filter": {"method": "sieve", "keep": 512, "window": segment_size},
             }
             row = await _one(client, body, arguments.read_s)
             for phase in ("building", "reading"):
@@ -88,7 +88,7 @@ async def _measured(server: ServeProcess, arguments: argparse.Namespace) -> list
                     during = [took for at, took in timed if at + took > began_s and at < ended_s]
                     row[f"{phase}_median_{name}_s"] = statistics.median(during or [0.0])
                     row[f"{phase}_largest_{name}_s"] = max(during, default=0.0)
-            rows.append({"kind": kind, "chars": arguments.chars, "window": window, **row})
+            rows.append({"kind": kind, "chars": arguments.chars, "window": segment_size, **row})
             rows[-1]["most_memory_bytes"] = _most_bytes(server)
             results.note(str(rows[-1]))
             await asyncio.sleep(_REST_S)

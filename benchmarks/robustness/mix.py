@@ -45,7 +45,7 @@ WEIGHTS = {
     "count": 2.0,
 }
 LONG_TOKENS, DOCUMENT_TOKENS, STORED_TOKENS, SHORT_TOKENS = 32000, 6000, 3000, 300
-WINDOWED_TOKENS, WINDOW, MOST_AGENT_TOKENS = 12000, 2048, 16000
+SEGMENTED_TOKENS, SEGMENT, MOST_AGENT_TOKENS = 12000, 2048, 16000
 LIBRARY, LIBRARY_FILES = "shared", 4
 _SCHEMA = {
     "type": "object",
@@ -82,7 +82,7 @@ class Mix:
         self.calls: dict[str, list[Call]] = {}
         self.files = {f"notes-{i}.txt": self.facts(STORED_TOKENS) for i in range(LIBRARY_FILES)}
         makers = (
-            *(self._plain, self._documents, self._windows, self._libraries, self._agents),
+            *(self._plain, self._documents, self._segments, self._libraries, self._agents),
             *(self._structured, self._other_routes),
             *(self._with_adapters, self._bad_clients, self._mistakes),
         )
@@ -163,10 +163,10 @@ class Mix:
             body["filter"] = {"method": "sieve", "keep": 256, "return_selection": True}
             yield self.call(f"filter/{i}", SELECTION, body, "whole")
 
-    def _windows(self) -> Iterator[Call]:
+    def _segments(self) -> Iterator[Call]:
         for i in range(4):
-            settings = {"method": "sieve", "window": WINDOW, "keep": 256}
-            body = self.streamed_chat(self.facts(WINDOWED_TOKENS).asked(0), filter=settings)
+            settings = {"method": "sieve", "window": SEGMENT, "keep": 256}
+            body = self.streamed_chat(self.facts(SEGMENTED_TOKENS).asked(0), filter=settings)
             yield self.call(f"window/{i}", CHAT, body, "stream", bound_s=300.0)
 
     def _libraries(self) -> Iterator[Call]:
@@ -261,7 +261,7 @@ class Mix:
                 "json_schema": {"name": "x", "schema": {"type": "wrong"}},
             }
         }
-        whole = {"filter": {"method": "none"}}  # a filter would read it in windows
+        whole = {"filter": {"method": "none"}}  # a filter would read it in segments
         bodies: list[tuple[str, Any, int]] = [
             (CHAT, b'{"model": "builtin", "messages": [', 400),
             (CHAT, b"\xff\xfe", 400),

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.shared import results
 from gemserve.config import EngineConfig
 from gemserve.contract.events import Finished, TextDelta
-from gemserve.contract.filter_options import FilterMethod, FilterParams, WindowSize
+from gemserve.contract.filter_options import FilterMethod, FilterParams, SegmentSize
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
@@ -237,12 +237,12 @@ def request_bytes(
     new: int,
     keep: int,
     layer: int,
-    window: int | None = None,
+    segment_size: int | None = None,
 ) -> int:
     """KV bytes that one request holds at its peak. `shape`: the model's `ModelShape`."""
     if method == "none":
         return int(shape.kept_bytes(tokens + new))
-    reading = reading_bytes(shape, method, tokens, layer, window)
+    reading = reading_bytes(shape, method, tokens, layer, segment_size)
     return int(max(reading, shape.kept_bytes(keep + new)))
 
 
@@ -258,13 +258,13 @@ def request(
     max_tokens: int,
     *,
     selects_only: bool = False,
-    window: WindowSize = "off",
+    segment_size: SegmentSize = "off",
 ) -> Request:
     return Request(
         request_id="benchmark",
         prompt_ids=ids,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        filter=FilterParams(method=method, keep=keep, window=window),
+        filter=FilterParams(method=method, keep=keep, window=segment_size),
         selects_only=selects_only,
     )
 

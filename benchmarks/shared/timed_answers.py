@@ -15,7 +15,7 @@ from gemserve.engine.core import Core
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.prompting.prompt import Prompt
 
-HAS_WINDOWS = any(field.name == "window" for field in fields(FilterOptions))
+HAS_SEGMENTS = any(field.name == "window" for field in fields(FilterOptions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,10 @@ class TimedAnswer:
     peak_kv_bytes: int
 
 
-def filter_options(window: int | str | None = None, **given: Any) -> FilterOptions:
-    """A request's options. `window` None: the field is left out, as an old server wants it."""
-    if window is not None and HAS_WINDOWS:
-        given["window"] = window
+def filter_options(segment_size: int | str | None = None, **given: Any) -> FilterOptions:
+    """A request's options. `segment_size` None: the field is left out, as old servers want it."""
+    if segment_size is not None and HAS_SEGMENTS:
+        given["window"] = segment_size
     return FilterOptions(**given, return_selection=True)
 
 

@@ -56,10 +56,10 @@ READERS = ("Qwen2.5 0.5B", "Qwen2.5 1.5B")
 
 
 def looking(shape: ModelShape, layer: int, length: int) -> float:
-    """FLOPs of the passes over windows, without what is kept."""
-    window = Calibration.USUAL_WINDOW
+    """FLOPs of the passes over segments, without what is kept."""
+    segment_size = Calibration.USUAL_SEGMENT
     kept = shape.prefill_chunk(0, KEEP) + shape.head()
-    return prompt_flops(shape, "sieve", length, KEEP, layer, window) - kept
+    return prompt_flops(shape, "sieve", length, KEEP, layer, segment_size) - kept
 
 
 def main() -> None:

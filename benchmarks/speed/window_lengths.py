@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.shared import long_documents, peak_memory, results
 from benchmarks.shared.finished_runs import append_run, find_run, read_runs
-from benchmarks.shared.timed_answers import HAS_WINDOWS, TimedAnswer, answer, filter_options
+from benchmarks.shared.timed_answers import HAS_SEGMENTS, TimedAnswer, answer, filter_options
 from gemserve.config import EngineConfig
 from gemserve.cost import ModelShape
 from gemserve.engine.core import Core
@@ -43,7 +43,7 @@ from gemserve.llm import LLM
 WAYS = ("windows", "one pass")
 LENGTHS = "4096,8000,16384,32768,65536,131072,262144,524288,1000000"
 _WARM_UP_TOKENS = 2304  # more than a server's `filter_min_tokens`
-_QUESTION_TOKENS = 32  # about as many follow each window
+_QUESTION_TOKENS = 32  # about as many follow each segment
 
 
 def main() -> None:
@@ -125,17 +125,17 @@ def _measure_apart(arguments: argparse.Namespace, way: str, length: int) -> dict
 
 def measure(arguments: argparse.Namespace, way: str, length: int) -> dict[str, Any]:
     """Medians over the repeats, each about a document that no cache knows."""
-    if way == "windows" and not HAS_WINDOWS:
+    if way == "windows" and not HAS_SEGMENTS:
         return {"reason": "this gemserve has no filter.window"}
     settings = EngineConfig(max_prompt_tokens=arguments.max_prompt_tokens)
     llm = LLM(arguments.model, settings)
-    window = "off" if way == "one pass" else arguments.window
-    window = int(window) if window.isdigit() else window
+    segment_size = "off" if way == "one pass" else arguments.window
+    segment_size = int(segment_size) if segment_size.isdigit() else segment_size
     repeats = arguments.repeats if length <= 32768 else 1
     try:
-        _ask(llm, arguments, window, _WARM_UP_TOKENS, seed=-1)
+        _ask(llm, arguments, segment_size, _WARM_UP_TOKENS, seed=-1)
         before = peak_memory.mark()
-        seen = [_ask(llm, arguments, window, length, seed=seed) for seed in range(repeats)]
+        seen = [_ask(llm, arguments, segment_size, length, seed=seed) for seed in range(repeats)]
     except RequestError as error:
         return {"reason": str(error)}
     report = seen[0].report
@@ -162,27 +162,27 @@ def measure(arguments: argparse.Namespace, way: str, length: int) -> dict[str, A
 
 
 def _ask(
-    llm: LLM, arguments: argparse.Namespace, window: int | str, length: int, seed: int
+    llm: LLM, arguments: argparse.Namespace, segment_size: int | str, length: int, seed: int
 ) -> TimedAnswer:
     drawn = long_documents.draw_examples(llm.tokenizer, "natural", length, 1, seed)
     (example,) = drawn
     fallback = False if arguments.no_fallback else None
-    options = filter_options(window, keep=arguments.keep, fallback=fallback)
+    options = filter_options(segment_size, keep=arguments.keep, fallback=fallback)
     return answer(llm.core, example.prompt, options, arguments.max_tokens, tenant=f"seed {seed}")
 
 
-def flops(core: Core, num_tokens: int, kept: int, window: int | None) -> float:
-    """FLOPs up to the first token: of one pass, or of windows with the question behind each.
+def flops(core: Core, num_tokens: int, kept: int, segment_size: int | None) -> float:
+    """FLOPs up to the first token: of one pass, or of segments with the question behind each.
 
     Both include the pass over the kept tokens. A prompt that was kept whole was filtered in vain.
     """
     shape = core.model.shape
-    whole, rest = divmod(num_tokens, window or num_tokens)
-    read = whole * _window_flops(shape, core, window or num_tokens)
-    return read + _window_flops(shape, core, rest) + shape.prefill_chunk(0, kept) + shape.head()
+    whole, rest = divmod(num_tokens, segment_size or num_tokens)
+    read = whole * _segment_flops(shape, core, segment_size or num_tokens)
+    return read + _segment_flops(shape, core, rest) + shape.prefill_chunk(0, kept) + shape.head()
 
 
-def _window_flops(shape: ModelShape, core: Core, num_tokens: int) -> float:
+def _segment_flops(shape: ModelShape, core: Core, num_tokens: int) -> float:
     if num_tokens == 0:
         return 0.0
     count = num_tokens + _QUESTION_TOKENS

@@ -15,16 +15,16 @@ from typing import Literal
 from gemserve.calibration.files import Calibration
 from gemserve.contract.adapters import ADAPTER_NAME
 from gemserve.contract.filter_options import (
-    BESIDE_WINDOW,
-    MIN_WINDOW,
+    BESIDE_SEGMENT,
+    MIN_SEGMENT,
     FilterMethod,
     Keep,
-    WindowSize,
+    SegmentSize,
 )
 from gemserve.errors import ConfigError, shown
 
 DEFAULT_METHOD: FilterMethod = "sieve"
-LONGEST_PROMPT = 1 << 20  # tokens that are read in windows, unless a limit is given
+LONGEST_PROMPT = 1 << 20  # tokens that are read in segments, unless a limit is given
 DEFAULT_KEEP = 1024
 # Layers from the host share two places on the device, so that fewer than three save nothing.
 FEWEST_OFFLOADED = 3
@@ -130,7 +130,7 @@ class EngineConfig:
     filter_keep: Keep | None = None
     calibrate: str = "auto"
     filter_min_tokens: int = 2048
-    filter_window: WindowSize = "auto"
+    filter_window: SegmentSize = "auto"
     when_cached: WhenCached = "auto"  # no flag: the calibration knows which is better
     filter_on_error: Literal["reject", "full"] = "reject"
     kv_memory_bytes: int = 4 << 30
@@ -274,7 +274,7 @@ def resolve_engine(
     `is_adaptive`: whether the filter method can tell how much of a prompt is worth keeping.
     `max_prompt_tokens` may be above the model's context, because a filter can shorten such prompts.
     Without a limit, it is the context for prompts that are read as one sequence, and
-    `LONGEST_PROMPT` for those that are read in windows.
+    `LONGEST_PROMPT` for those that are read in segments.
     """
     layer, keep, limit = calibration.layer, config.filter_keep, config.max_prompt_tokens
     longest_pass = context_tokens - 1 if limit is None else limit
@@ -286,18 +286,20 @@ def resolve_engine(
     if when_cached == "auto":
         when_cached = "filter" if is_distracted(calibration) else "whole"
     if limit is None:
-        has_windows = is_adaptive and find_window(config.filter_window, calibration) is not None
-        limit = max(LONGEST_PROMPT if has_windows else 0, longest_pass)
+        has_segments = (
+            is_adaptive and find_segment_size(config.filter_window, calibration) is not None
+        )
+        limit = max(LONGEST_PROMPT if has_segments else 0, longest_pass)
     if config.cache_dir is not None and not config.cache_memory:
         raise ConfigError(
             f"cache_dir={config.cache_dir}: needs a cache_memory above 0, documents are written "
             "from there"
         )
-    window, most = config.filter_window, context_tokens - BESIDE_WINDOW
-    if isinstance(window, int) and not MIN_WINDOW <= window <= most:
+    segment_size, most = config.filter_window, context_tokens - BESIDE_SEGMENT
+    if isinstance(segment_size, int) and not MIN_SEGMENT <= segment_size <= most:
         raise ConfigError(
-            f"filter_window={window}: must be from {MIN_WINDOW} to {most}, {BESIDE_WINDOW} less "
-            "than the model's context"
+            f"filter_window={segment_size}: must be from {MIN_SEGMENT} to {most}, {BESIDE_SEGMENT} "
+            "less than the model's context"
         )
     if limit < 1:
         raise ConfigError(f"max_prompt_tokens={limit}: must be at least 1")
@@ -343,11 +345,11 @@ def also_named(model: ModelConfig, server: ServerConfig) -> str | None:
     return model.model if server.served_model_name is None else None
 
 
-def find_window(window: WindowSize, calibration: Calibration) -> int | None:
-    """The most tokens of a window; None: prompts are read as one sequence."""
-    if window == "auto":
+def find_segment_size(segment_size: SegmentSize, calibration: Calibration) -> int | None:
+    """The most tokens of a segment; None: prompts are read as one sequence."""
+    if segment_size == "auto":
         return calibration.window
-    return None if window == "off" else window
+    return None if segment_size == "off" else segment_size
 
 
 def choose_calibration(

@@ -239,7 +239,7 @@ def _costs(
     from gemserve_fleet.simulator.request_cost import request_cost
 
     ways: list[Reading] = ["whole", "one_pass"]
-    if request.window is not None and request.window < request.num_tokens:
+    if request.segment_size is not None and request.segment_size < request.num_tokens:
         ways.append("windows")
     return [
         (
@@ -252,7 +252,7 @@ def _costs(
                 keep=request.keep,
                 max_tokens=request.max_tokens,
                 layer=request.layer,
-                window=request.window,
+                segment_size=request.segment_size,
                 weight_bytes=request.weight_bytes,
                 speeds=speeds,
             ),

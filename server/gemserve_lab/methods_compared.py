@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gemserve.calibration.search.example import Example
-from gemserve.config import find_window
-from gemserve.contract.filter_options import FilterParams, Keep, WindowSize
+from gemserve.config import find_segment_size
+from gemserve.contract.filter_options import FilterParams, Keep, SegmentSize
 from gemserve.engine.core import Core
 from gemserve.filtering.methods import METHODS
 from gemserve.filtering.protected_budget import reserve
@@ -98,20 +98,20 @@ def keep_of(name: str, keep: Keep) -> Keep:
 def longest_prompt(core: Core, methods: Sequence[str]) -> int:
     """The most tokens of a prompt that all of these methods can read.
 
-    Only in windows can a prompt be longer than the context.
+    Only in segments can a prompt be longer than the context.
     """
     config = core.config
     entries = [METHODS.get(name.partition(":")[0]) for name in methods]
-    are_windows = all(entry is not None and entry.reads_windows for entry in entries)
-    if are_windows and find_window(config.filter_window, core.calibration) is not None:
+    are_segments = all(entry is not None and entry.reads_segments for entry in entries)
+    if are_segments and find_segment_size(config.filter_window, core.calibration) is not None:
         return config.max_prompt_tokens
     return config.max_pass_tokens
 
 
-def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> FilterParams:
+def params_of(name: str, keep: int | float, segment_size: SegmentSize = "auto") -> FilterParams:
     """The filter parameters of a method that is not in `CHOSEN_OUTSIDE`.
 
-    `window`: for methods that read windows.
+    `segment_size`: for methods that read segments.
     """
     method, _, option = name.partition(":")
     has_words = METHODS[method].has_words and option != "attention"
@@ -119,7 +119,7 @@ def params_of(name: str, keep: int | float, window: WindowSize = "auto") -> Filt
         method=method,
         keep=keep_of(name, keep),
         fallback=option in ("auto", "fallback"),
-        window=window,
+        window=segment_size,
         lexical="auto" if has_words else "off",
         return_selection=True,
     )

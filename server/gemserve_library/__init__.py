@@ -1,7 +1,7 @@
 """Libraries: collections of files that are answered from, with no other model than the one that
 answers.
 
-Each window of a file is read once by the filter layers, which leaves the keys of the heads that
-find facts. A question is compared with all of them, and by its words; the best windows become the
+Each segment of a file is read once by the filter layers, which leaves the keys of the heads that
+find facts. A question is compared with all of them, and by its words; the best segments become the
 documents of an ordinary request.
 """

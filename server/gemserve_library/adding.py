@@ -22,7 +22,7 @@ from gemserve.files.file_text import (
     read_bytes,
     text_of,
 )
-from gemserve_library.cutting import CutWindow, cut_file
+from gemserve_library.cutting import CutSegment, cut_file
 from gemserve_library.keys_file import rounded_keys
 from gemserve_library.library import Library, StoredFile
 from gemserve_library.vectors import Run, VectorRequests, keys_of
@@ -70,10 +70,10 @@ def _no_file() -> bytes:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A file of which windows are not stored yet."""
+    """A file of which segments are not stored yet."""
 
     file: StoredFile
-    windows: list[CutWindow] = field(default_factory=list)
+    segments: list[CutSegment] = field(default_factory=list)
     is_whole: bool = False
 
 
@@ -85,7 +85,7 @@ class Adder:
     ) -> None:
         self._library, self._requests = library, requests
         self._tokenizer, self._run = tokenizer, run
-        self._unread: dict[bytes, CutWindow] = {}
+        self._unread: dict[bytes, CutSegment] = {}
         self._pending: list[_Pending] = []
         self._outdated: list[str] = []  # files that now have something that cannot be added
         self.added = Added()
@@ -94,8 +94,8 @@ class Adder:
         """Add all, and yield what has been done so far, again and again.
 
         A file that is as it was when it was added is not read again, and of a changed one only the
-        windows that nobody has. What was stored of a file on disk is removed if it has changed into
-        something that cannot be added. Raises `LibraryError`.
+        segments that nobody has. What was stored of a file on disk is removed if it has changed
+        into something that cannot be added. Raises `LibraryError`.
         """
         for source in sources:
             self.added.at = source.path
@@ -152,20 +152,20 @@ class Adder:
         pending = _Pending(file)
         self._pending.append(pending)
         for cut in cut_file(self._tokenizer, text, identity.anchor, identity.window):
-            pending.windows.append(replace(cut, tokens=cut.tokens[:0]))
-            if cut.window.name in self._unread:
+            pending.segments.append(replace(cut, tokens=cut.tokens[:0]))
+            if cut.segment.name in self._unread:
                 continue
-            if self._library.known([cut.window.name]):
-                self.added.known_tokens += cut.window.num_tokens
+            if self._library.known([cut.segment.name]):
+                self.added.known_tokens += cut.segment.num_tokens
                 yield self.added  # millions of such tokens take minutes
                 continue
             num_unread = sum(len(each.tokens) for each in self._unread.values())
             if self._unread and num_unread + len(cut.tokens) > GROUP_TOKENS:
                 self._read()
                 yield self.added
-            self._unread[cut.window.name] = cut
+            self._unread[cut.segment.name] = cut
         pending.is_whole = True
-        if not pending.windows:
+        if not pending.segments:
             raise NoText("has no words")
         if len(self._pending) >= _FILES_AT_ONCE:
             if self._unread:
@@ -174,29 +174,29 @@ class Adder:
             yield self.added
 
     def _read(self) -> None:
-        """Read the windows that nobody has, and store their keys."""
-        windows = list(self._unread.values())
-        request = self._requests.for_keys([each.tokens for each in windows])
-        keys = keys_of(self._run(request)).windows
+        """Read the segments that nobody has, and store their keys."""
+        segments = list(self._unread.values())
+        request = self._requests.for_keys([each.tokens for each in segments])
+        keys = keys_of(self._run(request)).segments
         self._library.add_keys(
-            [(each.window.name, rounded_keys(of)) for each, of in zip(windows, keys, strict=True)]
+            [(each.segment.name, rounded_keys(of)) for each, of in zip(segments, keys, strict=True)]
         )
-        self.added.read_tokens += sum(len(each.tokens) for each in windows)
+        self.added.read_tokens += sum(len(each.tokens) for each in segments)
         self._unread.clear()
         self._store()
 
     def _store(self) -> None:
-        """Store the files of which all windows have keys."""
+        """Store the files of which all segments have keys."""
         whole = [
             pending
             for pending in self._pending
             if pending.is_whole
-            and not any(each.window.name in self._unread for each in pending.windows)
+            and not any(each.segment.name in self._unread for each in pending.segments)
         ]
         if not whole:
             return
         self._library.replace_files(
-            [(each.file, [cut.window for cut in each.windows]) for each in whole]
+            [(each.file, [cut.segment for cut in each.segments]) for each in whole]
         )
         self._pending = [pending for pending in self._pending if pending not in whole]
         self.added.files += len(whole)

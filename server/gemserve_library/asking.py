@@ -20,7 +20,7 @@ from gemserve_library.vectors import VectorRequests, queries_of
 
 
 def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
-    """One text of all windows. `names`: of the libraries, by number."""
+    """One text of all segments. `names`: of the libraries, by number."""
     texts: list[str] = []
     places: list[tuple[int, int]] = []
     parts: list[Excerpt] = []
@@ -29,7 +29,7 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
         if before is not None and not _follows(before, each):
             texts.append(BETWEEN)
             at += len(BETWEEN)
-        text = each.window.text
+        text = each.segment.text
         texts.append(text)
         places.append((at, at + len(text)))
         parts.append(
@@ -38,9 +38,9 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
                 file=each.file.path,
                 file_id=each.file.id,
                 kind=each.file.kind,
-                heading=each.window.heading,
-                first_line=each.window.line,
-                first_character=each.window.start,
+                heading=each.segment.heading,
+                first_line=each.segment.line,
+                first_character=each.segment.start,
                 pages=each.file.pages,
                 text=text,
                 rank=each.rank,
@@ -51,9 +51,9 @@ def join(candidates: Sequence[Candidate], names: Sequence[str]) -> Excerpts:
 
 
 def _follows(before: Candidate, after: Candidate) -> bool:
-    """Is a window the next one of the same file?"""
+    """Is a segment the next one of the same file?"""
     is_same = before.library == after.library and before.file.path == after.file.path
-    return is_same and before.window.start + len(before.window.text) == after.window.start
+    return is_same and before.segment.start + len(before.segment.text) == after.segment.start
 
 
 def find_excerpts(
@@ -80,14 +80,14 @@ def find_excerpts(
     excerpts = join(found.candidates, names)
     searched = SearchReport(
         libraries=tuple(names),
-        windows=found.num_windows,
+        windows=found.num_segments,
         tokens=found.num_tokens,
         candidates=len(excerpts.parts),
         read=len(excerpts.parts),
         ms=(time.monotonic() - started_s) * 1e3,
     )
-    window = requests.identity.window
-    return Answerable(excerpts=excerpts, searched=searched, window=window)
+    segment_size = requests.identity.window
+    return Answerable(excerpts=excerpts, searched=searched, segment_size=segment_size)
 
 
 def question_text(request: Request, tokenizer: Any) -> str:

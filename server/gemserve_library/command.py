@@ -153,10 +153,10 @@ def progress_of(done: Added, seconds: float, expected: int = 0) -> str:
 
 def describe(library: Library) -> str:
     """One line about a library."""
-    files, windows, tokens = library.totals()
+    files, segments, tokens = library.totals()
     size = library.num_bytes / (1 << 20)
     return (
-        f"{library.folder.name}: {files:,} files, {tokens:,} tokens in {windows:,} windows, "
+        f"{library.folder.name}: {files:,} files, {tokens:,} tokens in {segments:,} windows, "
         f"{size:,.1f} MiB, for {library.identity.shown}"
     )
 

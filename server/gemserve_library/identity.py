@@ -1,4 +1,4 @@
-"""What a library's keys depend on: the model, its calibration, and what is read before a window."""
+"""What a library's keys depend on: the model, its calibration, and what is before a segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Identity:
 
     `model`: its name, for people. `weights`, `tokenizer`: hashes. `layer`, `heads`: where the
     calibration looks. `num_key_heads`, `head_dim`: the size of a token's keys. `anchor`: tokens in
-    front of each window, of at most `window` tokens.
+    front of each segment, of at most `window` tokens.
     """
 
     model: str

@@ -76,7 +76,7 @@ class LibrariesOf:
     ) -> Prompt:
         """A prompt with what libraries have of its question in front of it.
 
-        `candidates`: windows that are found, and then read. Raises `LibraryError`.
+        `candidates`: segments that are found, and then read. Raises `LibraryError`.
         """
         llm = self._llm
         alone = llm.prompt(prompt, protect)

@@ -1,7 +1,7 @@
-"""The file that has the keys of a library's windows, one record for each token.
+"""The file that has the keys of a library's segments, one record for each token.
 
 It only grows, and is mapped into memory when it is searched. A record has the keys of each key
-head, in 8 bits each, and one scale for each head. Where windows were removed there are zeros.
+head, in 8 bits each, and one scale for each head. Where segments were removed there are zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One library on disk: a folder that can be copied.
 
-`library.sqlite` has the files, their windows with their texts, and the words; `keys.N` has the keys
-of the windows, by which a question finds them. Keys are written and synchronised before the
+`library.sqlite` has the files, their segments with their texts, and the words; `keys.N` has the
+keys of the segments, by which a question finds them. Keys are written and synchronised before the
 database says that they are there, so whatever ends a process leaves a whole library, at most with
 unused bytes behind its keys. The texts of a file change in one transaction: a question sees a file
 as it was or as it is.
@@ -40,7 +40,8 @@ _BUSY_S = 30.0  # that a connection waits for another one's transaction
 _MOST_NAMES = 500  # in one statement
 # what values that no gemserve has written lead to: SQLite does not check types
 _DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
-_WASTE = 1 << 16  # records of removed windows, below which the file is never written anew
+_WASTE = 1 << 16  # records of removed segments, below which the file is never written anew
+# a row of the table `windows` is a segment
 _SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -66,10 +67,10 @@ CREATE TABLE keys (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredWindow:
-    """A window of a file: its text, and where that is.
+class StoredSegment:
+    """A segment of a file: its text, and where that is.
 
-    `name`: that of `filter_plan.Window`. `start`: its first character in the file's text. `line`:
+    `name`: that of `filter_plan.Segment`. `start`: its first character in the file's text. `line`:
     the number of its first line, from 1. `heading`: of what its beginning is part; may be empty.
     """
 
@@ -102,10 +103,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Index:
-    """All windows as they are searched, in the order of their keys; all arrays [windows].
+    """All segments as they are searched, in the order of their keys; all arrays [segments].
 
-    `ids`: of the windows. `files`, `numbers`: which file each is in, and its place there. `starts`,
-    `counts`: its records. `num_passages`: of all windows together.
+    `ids`: of the segments. `files`, `numbers`: which file each is in, and its place there.
+    `starts`, `counts`: its records. `num_passages`: of all segments together.
     """
 
     ids: npt.NDArray[np.int64]
@@ -120,7 +121,7 @@ class Index:
 class Library:
     """An open library. One thread at a time may use it; many processes may have it open.
 
-    `damaged`: files of which windows' keys are damaged; these windows are found by words alone.
+    `damaged`: files of which segments' keys are damaged; these segments are found by words alone.
     """
 
     def __init__(self, folder: Path, identity: Identity | None = None) -> None:
@@ -237,16 +238,16 @@ class Library:
         return None if found is None else _file_of(found)
 
     def totals(self) -> tuple[int, int, int]:
-        """How many files, windows and tokens there are."""
+        """How many files, segments and tokens there are."""
         with self._told():
-            files, windows, tokens = self._connection.execute(
+            files, segments, tokens = self._connection.execute(
                 "SELECT count(*), coalesce(sum(num_windows), 0), coalesce(sum(num_tokens), 0) "
                 "FROM files"
             ).fetchone()
-        return files, windows, tokens
+        return files, segments, tokens
 
     def known(self, names: Sequence[bytes]) -> set[bytes]:
-        """Which of these windows have keys already, whichever file they are in."""
+        """Which of these segments have keys already, whichever file they are in."""
         found: set[bytes] = set()
         with self._told():
             for start in range(0, len(names), _MOST_NAMES):
@@ -258,31 +259,31 @@ class Library:
                 found |= {name for (name,) in rows}
         return found
 
-    def add_keys(self, windows: Sequence[tuple[bytes, Records]]) -> None:
-        """Store the keys of windows that have none yet. Only while `writing`.
+    def add_keys(self, segments: Sequence[tuple[bytes, Records]]) -> None:
+        """Store the keys of segments that have none yet. Only while `writing`.
 
         Raises `LibraryError` if the disk is full; then nothing has changed.
         """
         with self._told():
             generation, start = self._end_of_keys()
-            self._keys(generation).write(start, np.concatenate([keys for _, keys in windows]))
+            self._keys(generation).write(start, np.concatenate([keys for _, keys in segments]))
             with self._connection:
                 at = start
-                for name, records in windows:
+                for name, records in segments:
                     row = name, at, len(records), checksum(records)
                     self._connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?)", row)
                     at += len(records)
                 self._set("num_records", at)
 
-    def replace_files(self, files: Sequence[tuple[StoredFile, Sequence[StoredWindow]]]) -> None:
+    def replace_files(self, files: Sequence[tuple[StoredFile, Sequence[StoredSegment]]]) -> None:
         """Store files, in place of those that had their paths. Only while `writing`.
 
-        All windows must have keys.
+        All segments must have keys.
         """
         with self._told(), self._connection:
-            for file, windows in files:
+            for file, segments in files:
                 self._drop_file(file.path)
-                self._insert_file(file, windows)
+                self._insert_file(file, segments)
 
     def touch_file(self, file: StoredFile) -> None:
         """Note when an unchanged file was last written. Only while `writing`."""
@@ -331,7 +332,7 @@ class Library:
             self._remove_old_keys()
 
     def index(self) -> Index:
-        """All windows, to be searched. Of damaged ones the keys are left out."""
+        """All segments, to be searched. Of damaged ones the keys are left out."""
         with self._told():
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
             state = version, self._connection.total_changes
@@ -339,27 +340,27 @@ class Library:
                 self._index = state, self._read_index()
             return self._index[1]
 
-    def windows(self, ids: Sequence[int]) -> Mapping[int, tuple[StoredFile, StoredWindow]]:
-        """The windows with these numbers that are still there, each with its file."""
+    def segments(self, ids: Sequence[int]) -> Mapping[int, tuple[StoredFile, StoredSegment]]:
+        """The segments with these numbers that are still there, each with its file."""
         found = {}
         with self._told():
             for number in ids:
                 # in one statement, because the file may be replaced meanwhile
                 row = self._connection.execute(
-                    f"SELECT {_WINDOW_COLUMNS}, {_FILE_COLUMNS} FROM windows "
+                    f"SELECT {_SEGMENT_COLUMNS}, {_FILE_COLUMNS} FROM windows "
                     "JOIN files ON file = files.id WHERE windows.id = ?",
                     (int(number),),
                 ).fetchone()
                 if row is not None:
-                    count = len(_WINDOW_FIELDS)
-                    fields = dict(zip(_WINDOW_FIELDS, row[:count], strict=True))
-                    found[int(number)] = _file_of(row[count:]), StoredWindow(**fields)
+                    count = len(_SEGMENT_FIELDS)
+                    fields = dict(zip(_SEGMENT_FIELDS, row[:count], strict=True))
+                    found[int(number)] = _file_of(row[count:]), StoredSegment(**fields)
         return found
 
     def by_words(self, question: str, num_passages: int) -> dict[int, float]:
-        """See `word_index.find_windows`."""
+        """See `word_index.find_segments`."""
         with self._told():
-            return word_index.find_windows(self._connection, question, num_passages)
+            return word_index.find_segments(self._connection, question, num_passages)
 
     def most_by_words(self, question: str, num_passages: int) -> float:
         """See `word_index.most_possible`."""
@@ -416,7 +417,7 @@ class Library:
     def _is_whole(
         self, generation: int, records: Records, start: int, count: int, expected: int
     ) -> bool:
-        """Are a window's keys what was written? Each is looked at once."""
+        """Are a segment's keys what was written? Each is looked at once."""
         if (generation, start) in self._checked:
             return True
         part = records[start : start + count]
@@ -426,7 +427,7 @@ class Library:
         return True
 
     def drop_damaged(self) -> None:
-        """Forget the keys of damaged windows, so that they are read again. Only while `writing`."""
+        """Forget the keys of damaged segments: they are read again. Only while `writing`."""
         index = self.index()
         bad = index.ids[index.counts == 0].tolist()
         with self._told(), self._connection:
@@ -439,7 +440,7 @@ class Library:
                 self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
 
     def _move_together(self, generation: int) -> None:
-        """Write the keys anew without the gaps of removed windows."""
+        """Write the keys anew without the gaps of removed segments."""
         rows = self._connection.execute(
             "SELECT name, start, num_tokens FROM keys ORDER BY start"
         ).fetchall()
@@ -467,15 +468,15 @@ class Library:
             if path.name != f"keys.{generation}":
                 path.unlink(missing_ok=True)
 
-    def _insert_file(self, file: StoredFile, windows: Sequence[StoredWindow]) -> None:
+    def _insert_file(self, file: StoredFile, segments: Sequence[StoredSegment]) -> None:
         values: list[object] = [
             file.path,
             file.kind,
             file.digest,
             file.num_bytes,
             file.modified_ns,
-            sum(window.num_tokens for window in windows),
-            len(windows),
+            sum(segment.num_tokens for segment in segments),
+            len(segments),
             json.dumps(file.pages),
             int(time.time()),
             f"lib-{secrets.token_hex(16)}",
@@ -484,18 +485,18 @@ class Library:
         number = self._connection.execute(
             f"INSERT INTO files ({_FILE_FIELDS}) VALUES ({marks})", values
         ).lastrowid
-        for index, window in enumerate(windows):
-            passages = word_index.count_passages(window.text)
+        for index, segment in enumerate(segments):
+            passages = word_index.count_passages(segment.text)
             row = self._connection.execute(
                 "INSERT INTO windows (file, number, name, num_tokens, start, line, heading, text, "
                 "num_passages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(number, index, window.name, window.num_tokens, window.start, window.line),
-                    *(window.heading, window.text, passages),
+                    *(number, index, segment.name, segment.num_tokens, segment.start, segment.line),
+                    *(segment.heading, segment.text, passages),
                 ),
             ).lastrowid
             assert row is not None
-            word_index.add_window(self._connection, row, window.text)
+            word_index.add_segment(self._connection, row, segment.text)
 
     def _drop_file(self, path: str) -> None:
         rows = self._connection.execute(
@@ -503,7 +504,7 @@ class Library:
             (path,),
         ).fetchall()
         for number, text in rows:
-            word_index.remove_window(self._connection, number, text)
+            word_index.remove_segment(self._connection, number, text)
         self._connection.execute(
             "DELETE FROM windows WHERE file = (SELECT id FROM files WHERE path = ?)", (path,)
         )
@@ -621,8 +622,8 @@ _FILE_FIELDS = (
     "path, kind, digest, num_bytes, modified_ns, num_tokens, num_windows, pages, added_s, version"
 )
 _FILE_COLUMNS = ", ".join(f"files.{name}" for name in _FILE_FIELDS.split(", "))
-_WINDOW_FIELDS = ("name", "num_tokens", "start", "line", "heading", "text")
-_WINDOW_COLUMNS = ", ".join(f"windows.{name}" for name in _WINDOW_FIELDS)
+_SEGMENT_FIELDS = ("name", "num_tokens", "start", "line", "heading", "text")
+_SEGMENT_COLUMNS = ", ".join(f"windows.{name}" for name in _SEGMENT_FIELDS)
 
 
 def _file_of(row: Sequence[Any]) -> StoredFile:

@@ -1,7 +1,7 @@
-"""Compares a question with the keys of all windows of libraries, exactly.
+"""Compares a question with the keys of all segments of libraries, exactly.
 
-The scale is that of `filtering.window_scores`: all logits of a row and head go under one softmax,
-with one sink. A window scores by its best token: the largest share of any row's attention.
+The scale is that of `filtering.segment_scores`: all logits of a row and head go under one softmax,
+with one sink. A segment scores by its best token: the largest share of any row's attention.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _AT_ONCE = 1 << 14  # records
 
 @dataclass(slots=True, eq=False)
 class _RowSums:
-    """What is known of windows so far: [windows, rows] each, where the rows of all heads are."""
+    """What is known of segments so far: [segments, rows] each, where the rows of all heads are."""
 
     best: list[Floats] = field(default_factory=list)
     sums: list[Floats] = field(default_factory=list)
 
 
-def attention_to_windows(
+def attention_to_segments(
     queries: QueriesRead,
     key_head_of: Sequence[int],
     parts: Sequence[tuple[Records, npt.NDArray[np.int64], npt.NDArray[np.int64]]],
 ) -> list[Floats]:
-    """The score of each window, 0 to 1. `key_head_of`: which key head each head reads.
+    """The score of each segment, 0 to 1. `key_head_of`: which key head each head reads.
 
-    `parts`: of each library its records, and the first one and the number of those of each window,
-    in the order of their places. Windows of 0 records score 0. Those that several files have, in
+    `parts`: of each library its records, and the first one and the number of those of each segment,
+    in the order of their places. Segments of 0 records score 0. Those that several files have, in
     the same records, count once. Returns one array for each library.
     """
     sums, numbers = _RowSums(), []
@@ -52,10 +52,10 @@ def attention_to_windows(
     scores = _scores(sums, queries.sinks.reshape(-1))
     found, at = [], 0
     for (_, _, counts), number in zip(parts, numbers, strict=True):
-        of_windows = np.zeros(len(counts), dtype=np.float32)
-        of_windows[counts > 0] = scores[at : at + number.max(initial=-1) + 1][number]
+        of_segments = np.zeros(len(counts), dtype=np.float32)
+        of_segments[counts > 0] = scores[at : at + number.max(initial=-1) + 1][number]
         at += number.max(initial=-1) + 1
-        found.append(of_windows)
+        found.append(of_segments)
     return found
 
 
@@ -70,9 +70,9 @@ def _scores(sums: _RowSums, sinks: Floats) -> Floats:
 def _blocks(
     starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Runs of windows near each other: the first record, the windows' edges in it, and its end.
+    """Runs of segments near each other: the first record, the segments' edges in it, and its end.
 
-    The edges of a window are where it begins and ends; what is between two windows is of none.
+    The edges of a segment are where it begins and ends; what is between two segments is of none.
     """
     first = 0
     for index in range(1, len(starts) + 1):
@@ -96,7 +96,7 @@ def _add_block(
     part = records[begin : begin + int(high[-1])]
     keys = torch.from_numpy(np.ascontiguousarray(part["keys"]))  # [tokens, key heads, head_dim]
     scales = torch.from_numpy(part["scale"].astype(np.float32))
-    # windows follow each other, so that what is between two of them is a part of its own
+    # segments follow each other, so that what is between two of them is a part of its own
     edges = np.stack([low, high], axis=1).reshape(-1)
     best, logsums = [], []
     for head, softcap in enumerate(queries.softcaps):
@@ -108,10 +108,10 @@ def _add_block(
             logits = softcap * torch.tanh(logits / softcap)
         highest = logits.amax(1, keepdim=True)
         exps = (logits - highest).exp_().numpy()
-        of_windows = logits.numpy()
+        of_segments = logits.numpy()
         sum_of = np.add.reduceat(exps, edges[:-1], axis=1)[:, ::2].T
-        with np.errstate(divide="ignore"):  # no token of a window is near the best of the block
+        with np.errstate(divide="ignore"):  # no token of a segment is near the best of the block
             logsums.append(np.log(sum_of) + highest[:, 0].numpy())
-        best.append(np.maximum.reduceat(of_windows, edges[:-1], axis=1)[:, ::2].T)
+        best.append(np.maximum.reduceat(of_segments, edges[:-1], axis=1)[:, ::2].T)
     sums.best.append(np.concatenate(best, axis=1))
     sums.sums.append(np.concatenate(logsums, axis=1))

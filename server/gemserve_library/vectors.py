@@ -1,4 +1,4 @@
-"""What a library asks the engine for: keys of windows, and queries of a question.
+"""What a library asks the engine for: keys of segments, and queries of a question.
 
 Both are ordinary requests, which end when they are read. So they wait in the queue, pause for
 streams, and count for the key that sent them.
@@ -14,7 +14,7 @@ import numpy as np
 
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig, served_name
 from gemserve.contract.events import Finished
-from gemserve.contract.filter_plan import KeysRead, QueriesRead, Window, key_heads
+from gemserve.contract.filter_plan import KeysRead, QueriesRead, Segment, key_heads
 from gemserve.contract.prompt_parts import TokenArray
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
@@ -22,11 +22,11 @@ from gemserve.engine.core import Core
 from gemserve.errors import LibraryError, RequestError
 from gemserve.filtering.planner import FilterPlanner
 from gemserve.model.base_model import hash_tokenizer, hash_weights
-from gemserve.prompting.window_anchor import window_anchor
+from gemserve.prompting.segment_anchor import segment_anchor
 from gemserve_library.identity import Identity
 
 LOW_PRIORITY = 1  # answers go first
-USUAL_WINDOW = 1536
+USUAL_SEGMENT = 1536
 NO_HEADS = "no heads of this model are known to find facts; run gemserve calibrate first"
 
 # runs one request to its end
@@ -48,16 +48,16 @@ class VectorRequests:
         of = [(layer, head * shape.num_kv_heads // shape.num_heads) for layer, head in heads]
         return tuple(pairs.index(pair) for pair in of)
 
-    def for_keys(self, windows: Sequence[TokenArray]) -> Request:
-        """A request for the keys of windows, which are read together."""
+    def for_keys(self, segments: Sequence[TokenArray]) -> Request:
+        """A request for the keys of segments, which are read together."""
         placed, at = [], 0
-        for tokens in windows:
-            placed.append(Window(start=at, stop=at + len(tokens), name=b""))
+        for tokens in segments:
+            placed.append(Segment(start=at, stop=at + len(tokens), name=b""))
             at += len(tokens)
         anchor = self.identity.anchor
         return Request(
             request_id=f"index-{uuid.uuid4().hex}",
-            prompt_ids=np.concatenate(windows).tolist(),
+            prompt_ids=np.concatenate(segments).tolist(),
             sampling=SamplingParams(max_tokens=1),
             filter=self.planner.params_of_documents,
             priority=LOW_PRIORITY,
@@ -84,7 +84,7 @@ def keys_of(finished: Finished) -> KeysRead:
     """Raises `LibraryError` if the model failed, or its keys are no numbers."""
     if not isinstance(finished.vectors, KeysRead):
         raise LibraryError(f"a window could not be read: {finished.error or finished.reason}")
-    if not all(np.isfinite(keys).all() for keys in finished.vectors.windows):
+    if not all(np.isfinite(keys).all() for keys in finished.vectors.segments):
         raise LibraryError("a window could not be read: its keys are not finite")
     return finished.vectors
 
@@ -108,7 +108,7 @@ def identity_of(
         )
     context = planner.context_tokens
     # of a short context half is left for the question and the answer
-    window = min(calibration.window or USUAL_WINDOW, max(context - 512, context // 2))
+    segment_size = min(calibration.window or USUAL_SEGMENT, max(context - 512, context // 2))
     return Identity(
         model=model,
         weights=weights,
@@ -117,8 +117,8 @@ def identity_of(
         heads=calibration.heads,
         num_key_heads=len(key_heads(calibration.heads, shape.num_heads, shape.num_kv_heads)),
         head_dim=shape.head_dim,
-        anchor=window_anchor(tokenizer),
-        window=window,
+        anchor=segment_anchor(tokenizer),
+        window=segment_size,
     )
 
 

@@ -21,7 +21,7 @@ CREATE VIRTUAL TABLE word_counts USING fts5vocab(words, row);
 """
 # A word that more than this share of the passages has, and more than a few, says nothing.
 _COMMON, _FEW = 0.2, 3
-_MOST_PASSAGES = 4096  # of a window: as many numbers has each
+_MOST_PASSAGES = 4096  # of a segment: as many numbers has each
 _PASSAGE_CHARS = 800  # a passage is as many whole paragraphs, or a longer one
 _MOST_CHARS = 1600  # a longer paragraph is cut
 _MOST_FOUND = 4000  # passages
@@ -29,15 +29,15 @@ _SATURATION = 1.2  # k1 of SQLite's BM25
 _PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
-def add_window(connection: sqlite3.Connection, window: int, text: str) -> None:
-    """Add the passages of the window with this number."""
-    connection.executemany("INSERT INTO words(rowid, terms) VALUES (?, ?)", _rows(window, text))
+def add_segment(connection: sqlite3.Connection, segment: int, text: str) -> None:
+    """Add the passages of the segment with this number."""
+    connection.executemany("INSERT INTO words(rowid, terms) VALUES (?, ?)", _rows(segment, text))
 
 
-def remove_window(connection: sqlite3.Connection, window: int, text: str) -> None:
-    """Remove the passages of a window that was added with this text."""
+def remove_segment(connection: sqlite3.Connection, segment: int, text: str) -> None:
+    """Remove the passages of a segment that was added with this text."""
     connection.executemany(
-        "INSERT INTO words(words, rowid, terms) VALUES ('delete', ?, ?)", _rows(window, text)
+        "INSERT INTO words(words, rowid, terms) VALUES ('delete', ?, ?)", _rows(segment, text)
     )
 
 
@@ -46,10 +46,10 @@ def forget_removed(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO words(words) VALUES ('optimize')")
 
 
-def find_windows(
+def find_segments(
     connection: sqlite3.Connection, question: str, num_passages: int
 ) -> dict[int, float]:
-    """How well windows answer by words, above 0: the BM25 of the best passage of each.
+    """How well segments answer by words, above 0: the BM25 of the best passage of each.
 
     `num_passages`: of the whole index.
     """
@@ -66,13 +66,13 @@ def find_windows(
         "SELECT rowid, rank FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?",
         (query, _MOST_FOUND),
     ):
-        window = row // _MOST_PASSAGES
-        found[window] = max(found.get(window, 0.0), -rank)
+        segment = row // _MOST_PASSAGES
+        found[segment] = max(found.get(segment, 0.0), -rank)
     return found
 
 
 def most_possible(connection: sqlite3.Connection, question: str, num_passages: int) -> float:
-    """What `find_windows` would give a passage that has nothing but all words of the question."""
+    """What `find_segments` would give a passage that has nothing but all words of the question."""
     counts = [_count(connection, term) for term in _question_terms(question)]
     rarities = [math.log1p((num_passages - n + 0.5) / (n + 0.5)) for n in counts]
     return sum(rarities) * (_SATURATION + 1)
@@ -93,9 +93,9 @@ def _question_terms(question: str) -> list[str]:
     return list(dict.fromkeys(term.lower() for term in [*words, *pairs]))
 
 
-def _rows(window: int, text: str) -> Iterator[tuple[int, str]]:
+def _rows(segment: int, text: str) -> Iterator[tuple[int, str]]:
     for number, passage in enumerate(islice(_passages(text), _MOST_PASSAGES)):
-        yield window * _MOST_PASSAGES + number, _terms(passage)
+        yield segment * _MOST_PASSAGES + number, _terms(passage)
 
 
 def _terms(text: str) -> str:

@@ -129,7 +129,7 @@ async def test_the_parts_of_a_filtered_and_cached_chat_add_up(recorder: Recorder
     assert "colour" not in texts
 
 
-async def test_windows_are_attributes_of_the_filter(recorder: Recorder, tokenizer: Any) -> None:
+async def test_segments_are_attributes_of_the_filter(recorder: Recorder, tokenizer: Any) -> None:
     report = FilterReport(
         method="sieve",
         applied=True,

@@ -25,7 +25,7 @@ from tests.fakes import live_server
 FILLER = "The river runs past the houses, they say; nobody counts them. " * 40
 TEXT = f"{FILLER}The code for the lantern is 48213. {FILLER}"
 QUESTION = "What is the code for the lantern?"
-WINDOW = 512  # the document's last one also has what stands between it and the question
+SEGMENT = 512  # the document's last one also has what stands between it and the question
 ASKED: dict[str, Any] = {"model": "builtin", "temperature": 0, "max_tokens": 12}
 
 
@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
         filter_min_tokens=256,
         filter_keep=256,
         filter_layer=2,
-        filter_window=WINDOW,
+        filter_window=SEGMENT,
     )
     core = build_core(ModelConfig(device="cpu", dtype="float32"), config)
     with live_server(build_serving(core, model_name="builtin", config=ServerConfig())) as address:
@@ -74,7 +74,7 @@ def test_the_first_question_finds_the_document(client: GemserveClient, sdk: open
     assert reply.usage.prompt_tokens_details is not None
     found = reply.usage.prompt_tokens_details.cached_tokens
     assert found is not None
-    assert document.tokens - WINDOW <= found <= document.tokens + 8
+    assert document.tokens - SEGMENT <= found <= document.tokens + 8
     cold = sdk.chat.completions.create(
         messages=[{"role": "user", "content": f"Plan B. {TEXT}\n{QUESTION}"}], **ASKED
     )
@@ -102,7 +102,7 @@ def test_responses_and_anthropic_s_messages_find_it_too(
     )
     assert "48213" in response.output_text
     assert response.usage is not None
-    assert response.usage.input_tokens_details.cached_tokens >= document.tokens - WINDOW
+    assert response.usage.input_tokens_details.cached_tokens >= document.tokens - SEGMENT
     source = {"type": "file", "file_id": document.id}
     content = [{"type": "document", "source": source}, {"type": "text", "text": QUESTION}]
     body = {"model": "builtin", "max_tokens": 12, "temperature": 0}
@@ -112,7 +112,7 @@ def test_responses_and_anthropic_s_messages_find_it_too(
         timeout=100,
     ).json()
     assert "48213" in reply["content"][0]["text"]
-    assert reply["usage"]["cache_read_input_tokens"] >= document.tokens - WINDOW
+    assert reply["usage"]["cache_read_input_tokens"] >= document.tokens - SEGMENT
 
 
 def test_nothing_is_left_of_a_deleted_document(client: GemserveClient) -> None:
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_a_deleted_document(client: GemserveClient) -> None:
     content = [file_part(document), text_part(longer)]
     asked = client.chat.completions.create(messages=[{"role": "user", "content": content}], **ASKED)
     assert asked.filter is not None
-    assert asked.filter.cached_tokens >= document.tokens - WINDOW
+    assert asked.filter.cached_tokens >= document.tokens - SEGMENT
     assert client.documents.retrieve(document).cached_tokens > document.cached_tokens
     client.documents.delete(document)
     again = client.chat.completions.create(

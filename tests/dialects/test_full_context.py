@@ -23,7 +23,7 @@ CONTEXT = 3000
 RULES = "Follow every rule of this house, whatever anybody says about it. "
 # the first message is always read
 PROTECTED: Json = {"filter": {"keep": 64, "protect": {"messages": [0]}}}
-IN_WINDOWS: Json = {"filter": {**PROTECTED["filter"], "window": 512}}
+IN_SEGMENTS: Json = {"filter": {**PROTECTED["filter"], "window": 512}}
 
 
 @pytest.fixture
@@ -110,17 +110,17 @@ async def test_what_a_filter_keeps_is_too_long(api: Api) -> None:
     """Instructions beyond the context had our own sentence, which no client knows."""
     text = RULES * 200
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "word " * 900}]
-    error = await refused(api, CHAT, messages=messages, **IN_WINDOWS)
+    error = await refused(api, CHAT, messages=messages, **IN_SEGMENTS)
     assert (error["code"], error["param"]) == (CODE, "messages")
     kept = re.search(r"contains (\d+) input tokens\. Please reduce .* messages\.", error["message"])
     assert kept is not None
     assert f"messages: the filter would keep {kept[1]} of " in error["message"]
     fields = {"system": text, "messages": messages[1:], "max_tokens": 9}
-    error = await refused(api, MESSAGES, **fields, **IN_WINDOWS)
+    error = await refused(api, MESSAGES, **fields, **IN_SEGMENTS)
     assert error["message"].startswith(
         f"prompt is too long: {kept[1]} tokens > {CONTEXT - 1} maximum. messages: the filter would"
     )
-    error = await refused(api, RESPONSES, instructions=text, input="word " * 900, **IN_WINDOWS)
+    error = await refused(api, RESPONSES, instructions=text, input="word " * 900, **IN_SEGMENTS)
     assert error["message"].startswith("Your input exceeds the context window of this model.")
     assert "length of the input. input: the filter would keep" in error["message"]
 
@@ -197,7 +197,7 @@ async def test_instructions_that_fill_the_context_do_not_keep_a_filter_from_it(
     """A prompt longer than the context was refused, although what is kept of it fits."""
     settings: Json = {"context_tokens": 2950, "max_prompt_tokens": 9000}
     async with api_over(FakeCore(), tokenizer, **settings) as api:
-        reply = await api.client.post(CHAT, json={**compacting(9), **IN_WINDOWS})
+        reply = await api.client.post(CHAT, json={**compacting(9), **IN_SEGMENTS})
         assert reply.status_code == 200, reply.text
         (request,) = api.core.requests
         assert len(request.prompt_ids) > 2950

@@ -138,7 +138,7 @@ SEAMS: dict[str, Seam] = {
     "cache write": Seam(FileWriter, "add", _always),
     "cache publish": Seam(FileWriter, "publish", _always),
     "cache take": Seam(PoolCopies, "take", _always),
-    "cache read": Seam(disk_threads, "read_segment", _always),
+    "cache read": Seam(disk_threads, "read_block", _always),
     "cache put": Seam(DiskCache, "_put", _is_loaded),
     "offload copy": Seam(HostLayers, "_copy", _in_pass),
 }

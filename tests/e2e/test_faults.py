@@ -166,14 +166,14 @@ def test_a_disk_that_hangs_costs_a_prompt_only_time(
 ) -> None:
     """A prompt whose file was being read waited for ever."""
     prepare(served, "cache read")
-    cache, gate, read = served.core._disk, threading.Event(), disk_threads.read_segment
+    cache, gate, read = served.core._disk, threading.Event(), disk_threads.read_block
     assert cache is not None
 
     def hang(*arguments: Any) -> bytearray:
         gate.wait(60)
         return read(*arguments)
 
-    monkeypatch.setattr(disk_threads, "read_segment", hang)
+    monkeypatch.setattr(disk_threads, "read_block", hang)
     monkeypatch.setattr(disk, "_STALL_S", 0.2)
     speed = cache._bytes_per_s
     try:

@@ -76,7 +76,7 @@ def _llama(reading: Reading, num_tokens: int, speeds: MeasuredSpeeds | None = No
         keep=1_024,
         max_tokens=256,
         layer=13,
-        window=8_192,
+        segment_size=8_192,
         weight_bytes=WEIGHTS,
         speeds=speeds or MeasuredSpeeds(),
     )
@@ -232,23 +232,23 @@ def test_costs_are_those_that_were_measured_on_an_h100() -> None:
 
 
 def test_costs_of_the_ways_to_read() -> None:
-    whole, one_pass, windows = (_llama(way, 131_072) for way in ("whole", "one_pass", "windows"))
+    whole, one_pass, segments = (_llama(way, 131_072) for way in ("whole", "one_pass", "windows"))
     assert one_pass.reading_s(0) / whole.reading_s(0) == pytest.approx(0.41, abs=0.01)
-    assert windows.reading_s(0) / whole.reading_s(0) == pytest.approx(0.15, abs=0.02)
-    for cost in (whole, one_pass, windows):
+    assert segments.reading_s(0) / whole.reading_s(0) == pytest.approx(0.15, abs=0.02)
+    for cost in (whole, one_pass, segments):
         assert cost.reading_s(cost.num_pieces) < 0.07 * cost.reading_s(0)
-    assert windows.num_pieces == 16
-    assert windows.piece_bytes * 16 == one_pass.piece_bytes < whole.piece_bytes
-    assert windows.peak_bytes < 0.1 * one_pass.peak_bytes
+    assert segments.num_pieces == 16
+    assert segments.piece_bytes * 16 == one_pass.piece_bytes < whole.piece_bytes
+    assert segments.peak_bytes < 0.1 * one_pass.peak_bytes
 
 
 def test_measured_speeds_replace_the_published_ones() -> None:
     speeds = MeasuredSpeeds(read=1_000.0, filtered=4_000.0, decode=20.0)
     assert _llama("whole", 65_536, speeds).read_s == pytest.approx(65.536)
-    windows = _llama("windows", 65_536, speeds)
-    assert windows.read_s == pytest.approx(8_192 / 4_000)
-    assert windows.rest_s == pytest.approx(1.024, rel=0.01)
-    assert windows.decode_step_s(1) == windows.decode_step_s(64) == 0.05
+    segments = _llama("windows", 65_536, speeds)
+    assert segments.read_s == pytest.approx(8_192 / 4_000)
+    assert segments.rest_s == pytest.approx(1.024, rel=0.01)
+    assert segments.decode_step_s(1) == segments.decode_step_s(64) == 0.05
 
 
 def test_popularity_falls_with_the_rank() -> None:

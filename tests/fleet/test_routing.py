@@ -226,8 +226,8 @@ def test_costs_of_a_shape() -> None:
         qkv_params=25_165_824,
         element_bytes=2,
     )
-    costs = TokenCosts.of_shape(shape, layer=13, window=8_192, kept=1_024, answered=1)
-    assert 2.1 < costs.full < 2.2  # 32 layers for 13, less what a window attends to beyond 1,024
+    costs = TokenCosts.of_shape(shape, layer=13, segment_size=8_192, kept=1_024, answered=1)
+    assert 2.1 < costs.full < 2.2  # 32 layers for 13, less what a segment attends to beyond 1,024
 
 
 def _queue(reports: ReplicaReports, name: str) -> float:

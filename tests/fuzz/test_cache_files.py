@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemserve.engine.cache.files import DamagedFile, FileInfo, hash_chain, read_info, read_segment
+from gemserve.engine.cache.files import DamagedFile, FileInfo, hash_chain, read_block, read_info
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.errors import ConfigError
 from tests.fuzz.cases import MIB, bounded, cases, changed_bytes
-from tests.unit.test_cache_files import KEY, new_info, segments, write
+from tests.unit.test_cache_files import KEY, blocks, new_info, write
 
 NAMES = ("lock", "salt", "salt.tmp", "probe.tmp", "kv-x", "notes", "kv-" + "1" * 32 + ".tmp")
 OTHERS = ("kv-" + "0" * 32 + ".safetensors", *NAMES)
@@ -37,7 +37,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> FileInfo:
 def test_a_changed_file_is_noticed(
     original: FileInfo, tmp_path_factory: Any, data: st.DataObject
 ) -> None:
-    """The header by its seal, and segments by their sums: the others can still be used."""
+    """The header by its seal, and blocks by their sums: the others can still be used."""
     content = original.path.read_bytes()
     changed = data.draw(changed_bytes(content, original.data_start))
     path = tmp_path_factory.mktemp("changed") / original.path.name
@@ -49,10 +49,10 @@ def test_a_changed_file_is_noticed(
             assert changed != content
             return
         assert changed[: original.data_start] == content[: original.data_start]
-        for number, expected in enumerate(segments(info)):
+        for number, expected in enumerate(blocks(info)):
             with open(path, "rb") as file:
                 try:
-                    assert read_segment(file, info, number) == expected
+                    assert read_block(file, info, number) == expected
                 except DamagedFile:
                     assert changed != content
 

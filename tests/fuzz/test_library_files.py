@@ -42,7 +42,7 @@ def use(folder: Path) -> None:
         library.file_ids()
         files = library.files()
         index = library.index()
-        library.windows([int(number) for number in index.ids])
+        library.segments([int(number) for number in index.ids])
         library.by_words("How many houses are beside the ferry?", max(1, index.num_passages))
         for file in files:
             library.find_file(file.path)

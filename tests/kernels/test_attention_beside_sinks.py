@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemserve.filtering.window_scores import WindowSummary, pooled_scores
+from gemserve.filtering.segment_scores import SegmentSummary, pooled_scores
 from gemserve_kernels.attention_scores import attention_beside_sinks
 
 HEADS, KV_HEADS, ROWS, DIM, SINKS, KEYS = 4, 2, 5, 16, 3, 40
@@ -37,12 +37,12 @@ def test_fewer_keys_than_are_listed() -> None:
     assert found.best.shape == (1, 2, 4)
 
 
-def test_windows_share_one_softmax_with_the_mean_of_their_sinks() -> None:
-    """The second window's tokens get less than they would alone."""
+def test_segments_share_one_softmax_with_the_mean_of_their_sinks() -> None:
+    """The second segment's tokens get less than they would alone."""
     logits = [torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 0.0, 1.0]])]
     sinks = [torch.tensor([2.0]), torch.tensor([4.0])]
-    windows = [
-        WindowSummary(
+    segments = [
+        SegmentSummary(
             sinks=sink,
             keys=row.logsumexp(-1),
             best=row,
@@ -53,4 +53,4 @@ def test_windows_share_one_softmax_with_the_mean_of_their_sinks() -> None:
     ]
     everything = torch.cat([*logits, torch.tensor([[3.0]])], dim=1).softmax(-1)[0]
     expected = torch.tensor([*everything[:2], 0.0, *everything[2:5], 0.0])
-    torch.testing.assert_close(pooled_scores(windows, 7), expected)
+    torch.testing.assert_close(pooled_scores(segments, 7), expected)

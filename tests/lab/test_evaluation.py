@@ -252,8 +252,8 @@ def test_the_command_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFix
     }
 
 
-def test_windows_are_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Outcomes with windows must not pass for those of one sequence, nor the other way round."""
+def test_segments_are_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outcomes with segments must not pass for those of one sequence, nor the other way round."""
     arguments = ["eval", "needle", "--methods", "sieve", "--lengths", "1200", "--samples", "1"]
     for window in ("256", "off", "256", "auto"):
         assert main([*arguments, "--window", window, "--out", str(tmp_path)]) == 0

@@ -83,7 +83,7 @@ def test_the_vocabulary_of_near_misses_is_its_own() -> None:
 
 
 def test_near_misses_are_everywhere_in_the_document() -> None:
-    """Near misses that all stood beside the fact would be in its own window alone."""
+    """Near misses that all stood beside the fact would be in its own segment alone."""
     for seed in range(20):
         for relation in NEAR_MISSES:
             placed = draw_near_misses(Random(seed), relation, 0.4)

@@ -53,8 +53,8 @@ add(open_library(Path(sys.argv[1])), AutoTokenizer.from_pretrained(BUILTIN_PATH)
 
 
 def text_of(library: Library, path: str) -> str:
-    windows = library.windows(library.index().ids.tolist()).values()
-    parts = sorted((w.start, w.text) for file, w in windows if file.path == path)
+    segments = library.segments(library.index().ids.tolist()).values()
+    parts = sorted((w.start, w.text) for file, w in segments if file.path == path)
     return "".join(text for _, text in parts)
 
 
@@ -70,7 +70,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, tokenizer: Any) -> 
         assert (done.files, done.unchanged, reader.num_tokens) == (0, 1, 0)
 
 
-def test_of_a_changed_file_only_changed_windows_are_read(tmp_path: Path, tokenizer: Any) -> None:
+def test_of_a_changed_file_only_changed_segments_are_read(tmp_path: Path, tokenizer: Any) -> None:
     library, text = open_library(tmp_path / "a"), paragraphs(300)
     add(library, tokenizer, [text_source("x", text)])
     changed = text.replace("Paragraph 150 tells", "Nobody knows why paragraph 150 tells")
@@ -156,7 +156,7 @@ def test_a_long_file_takes_memory_in_proportion(tmp_path: Path, tokenizer: Any) 
     finally:
         tracemalloc.stop()
     assert done.files == 1
-    assert peak < 12 * size + (24 << 20)  # 24 MiB: of a group of windows and of a section
+    assert peak < 12 * size + (24 << 20)  # 24 MiB: of a group of segments and of a section
 
 
 def test_a_file_above_the_limit_is_left_out_unopened(
@@ -246,17 +246,17 @@ def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(
     assert len(done.skipped) + len(library.files()) == 2
 
 
-def test_windows_know_their_lines_and_headings(tokenizer: Any) -> None:
+def test_segments_know_their_lines_and_headings(tokenizer: Any) -> None:
     text = f"# Boats\n\n{paragraphs(20)}\n\n## Ferries\n\n{paragraphs(40, 'ferry')}\n"
     cuts = list(cut_file(tokenizer, FileText(text=text, kind="text"), (1,), 256))
-    assert "".join(cut.window.text for cut in cuts) == text
+    assert "".join(cut.segment.text for cut in cuts) == text
     for cut in cuts:
-        at = cut.window.start
-        assert text[at:].startswith(cut.window.text)
-        assert cut.window.line == 1 + text.count("\n", 0, at)
-        assert len(cut.tokens) == cut.window.num_tokens
-    assert cuts[-1].window.heading == "# Boats › ## Ferries"
-    assert cuts[0].window.heading == ""
+        at = cut.segment.start
+        assert text[at:].startswith(cut.segment.text)
+        assert cut.segment.line == 1 + text.count("\n", 0, at)
+        assert len(cut.tokens) == cut.segment.num_tokens
+    assert cuts[-1].segment.heading == "# Boats › ## Ferries"
+    assert cuts[0].segment.heading == ""
 
 
 def test_a_long_text_is_cut_in_sections_that_are_found_again() -> None:

@@ -44,7 +44,7 @@ def of_another_program(database: Path) -> None:
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
 
 
-def without_windows(database: Path) -> None:
+def without_segments(database: Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("DROP TABLE windows")
 
@@ -54,7 +54,7 @@ def folder(database: Path) -> None:
     database.mkdir()
 
 
-DAMAGES = (zeros, random_bytes, cut, emptied, of_another_program, without_windows, folder)
+DAMAGES = (zeros, random_bytes, cut, emptied, of_another_program, without_segments, folder)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ async def check_damage(
     assert errors["whole"] is None
     # what is damaged below its list of files is found when it is searched
     assert (errors["damaged"] or "library damaged: ").startswith("library damaged: ")
-    if not is_open and damage is not without_windows:
+    if not is_open and damage is not without_segments:
         assert errors["damaged"] is not None
     path = "/v1/libraries/damaged/files"
     if (files := await client.get(path)).status_code != 200:

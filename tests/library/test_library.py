@@ -1,4 +1,4 @@
-"""A library with a real model: its keys are those of a pass, and its windows those of a request."""
+"""A library with a real model: its keys are a pass's, and its segments those of a request."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def library(llm: LLM, tmp_path: Path) -> Library:
     return made
 
 
-def keys_of(llm: LLM, windows: list[Any]) -> list[Any]:
-    end = llm.run_to_end(LibrariesOf(llm).vectors.for_keys(windows))
+def keys_of(llm: LLM, segments: list[Any]) -> list[Any]:
+    end = llm.run_to_end(LibrariesOf(llm).vectors.for_keys(segments))
     assert isinstance(end.vectors, KeysRead)
-    return list(end.vectors.windows)
+    return list(end.vectors.segments)
 
 
 def test_keys_are_those_of_a_pass_moved_to_its_beginning(llm: LLM) -> None:
     model, identity = llm.core.model, LibrariesOf(llm).vectors.identity
     texts = [paragraphs(20), paragraphs(7, "sea")]
-    windows = [np.array(llm.tokenizer(text)["input_ids"]) for text in texts]
-    together = keys_of(llm, windows)
+    segments = [np.array(llm.tokenizer(text)["input_ids"]) for text in texts]
+    together = keys_of(llm, segments)
     first = len(identity.anchor)
-    for tokens, found in zip(windows, together, strict=True):
+    for tokens, found in zip(segments, together, strict=True):
         assert found.shape == (identity.num_key_heads, len(tokens), identity.head_dim)
         ids = [*identity.anchor, *tokens.tolist()]
         kv = model.filter_pass_of(ids, identity.layer)
@@ -69,7 +69,7 @@ def test_keys_are_those_of_a_pass_moved_to_its_beginning(llm: LLM) -> None:
 
 
 def test_a_question_s_queries_are_those_of_its_rows(llm: LLM, monkeypatch: Any) -> None:
-    """With the keys of a window they give the logits of the window's own pass at that distance."""
+    """With the keys of a segment they give the logits of its own pass at that distance."""
     model, identity = llm.core.model, LibrariesOf(llm).vectors.identity
     alone = llm.prompt(QUESTION)
     request = Request(
@@ -114,15 +114,15 @@ def test_an_answer_has_its_sources(llm: LLM, library: Library, tmp_path: Path) -
         assert source.library == "library"
 
 
-def test_windows_are_found_in_the_cache(llm: LLM, library: Library) -> None:
+def test_segments_are_found_in_the_cache(llm: LLM, library: Library) -> None:
     """They are cut and tokenized as they were read, whatever else the prompt has."""
     names = {row[0] for row in library._connection.execute("SELECT name FROM windows")}
     prompt = LibrariesOf(llm).prompt(QUESTION, [library], candidates=4)
     request = llm.request(prompt, SamplingParams(max_tokens=1), KEEP, None)
     plan = llm.core.planner.planned(request).plan
     assert plan is not None
-    assert plan.windows is not None
-    assert {window.name for window in plan.windows.windows} <= names
+    assert plan.segments is not None
+    assert {segment.name for segment in plan.segments.segments} <= names
     cold = llm.select(prompt, filter=KEEP)
     warm = llm.select(prompt, filter=KEEP)
     assert cold.passages == warm.passages

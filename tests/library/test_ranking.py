@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from gemserve.contract import filter_plan
-from gemserve.contract.events import Finished, WindowsRead
+from gemserve.contract.events import Finished, SegmentsRead
 from gemserve.contract.prompt_parts import NO_BREAKS
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.core import Core
 from gemserve_library.ranking.scores import attention_scores
-from tests.model.test_windows import ANCHOR, NAMES, core_of, ids_of
+from tests.model.test_segments import ANCHOR, NAMES, core_of, ids_of
 
 QUERY = tuple(ids_of(7, 6))
 DOCUMENTS = [ids_of(seed, count) for seed, count in enumerate((40, 90, 3, 64, 17, 90))]
@@ -43,21 +43,21 @@ def ranges_of(documents: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return list(zip([0, *stops], stops, strict=False))
 
 
-def read(core: Core, asked: Request) -> WindowsRead:
+def read(core: Core, asked: Request) -> SegmentsRead:
     (last,) = core.run_alone(asked)
     assert isinstance(last, Finished)
-    assert last.windows_read is not None, last.error
+    assert last.segments_read is not None, last.error
     core.check_integrity()
-    return last.windows_read
+    return last.segments_read
 
 
 def scores(core: Core, documents: Sequence[Sequence[int]], tenant: bytes = b"") -> list[float]:
     asked = request(core, documents, tenant)
     assert asked.plan is not None
-    assert asked.plan.windows is not None
+    assert asked.plan.segments is not None
     found = read(core, asked)
     ranges = ranges_of(documents)
-    return attention_scores(asked.plan.windows.windows, found.summaries, ranges).tolist()
+    return attention_scores(asked.plan.segments.segments, found.summaries, ranges).tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,24 +84,24 @@ def test_another_tenant_finds_nothing() -> None:
 def test_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand short documents are read in several groups, whose memory is bounded."""
     together = scores(core_of(), DOCUMENTS)
-    monkeypatch.setattr(filter_plan, "GROUP_WINDOWS", 2)
+    monkeypatch.setattr(filter_plan, "GROUP_SEGMENTS", 2)
     core = core_of()
     asked = request(core, DOCUMENTS)
     assert asked.plan is not None
-    assert asked.plan.windows is not None
-    assert [len(group) for group in asked.plan.windows.groups] == [2, 2, 2]
+    assert asked.plan.segments is not None
+    assert [len(group) for group in asked.plan.segments.groups] == [2, 2, 2]
     np.testing.assert_allclose(scores(core, DOCUMENTS), together, rtol=1e-5)
 
 
-def test_a_long_document_is_read_in_windows() -> None:
+def test_a_long_document_is_read_in_segments() -> None:
     core = core_of()
-    size = core.planner.calibration.USUAL_WINDOW
+    size = core.planner.calibration.USUAL_SEGMENT
     long = ids_of(9, 3 * size)
     asked = request(core, [DOCUMENTS[0], long, DOCUMENTS[1]])
     assert asked.plan is not None
-    assert asked.plan.windows is not None
-    assert len(asked.plan.windows.windows) >= 5
-    assert max(window.num_tokens for window in asked.plan.windows.windows) <= size
+    assert asked.plan.segments is not None
+    assert len(asked.plan.segments.segments) >= 5
+    assert max(segment.num_tokens for segment in asked.plan.segments.segments) <= size
     assert len(scores(core, [DOCUMENTS[0], long, DOCUMENTS[1]])) == 3
 
 

@@ -240,7 +240,7 @@ async def test_a_failed_request_is_an_error(tokenizer: Any) -> None:
             assert "no numbers" in reply.json()["error"]["message"]
 
 
-async def test_metrics_count_tokens_and_windows(api: Api) -> None:
+async def test_metrics_count_tokens_and_segments(api: Api) -> None:
     await post(api)
     metrics = await api.metrics()
     assert metrics["prompt_tokens_total"] == count(api, *DOCUMENTS)

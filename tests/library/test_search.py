@@ -1,4 +1,4 @@
-"""The windows that a search finds are those that attention and words name, and no others."""
+"""The segments that a search finds are those that attention and words name, and no others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from gemserve.contract.filter_plan import QueriesRead
 from gemserve_library.keys_file import rounded_keys
-from gemserve_library.scan import attention_to_windows
-from gemserve_library.search import order_windows, search
+from gemserve_library.scan import attention_to_segments
+from gemserve_library.search import order_segments, search
 from tests.library.worlds import (
     IDENTITY,
     add,
@@ -35,7 +35,7 @@ def drawn_queries(rng: np.random.Generator, softcap: float | None = None) -> Que
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_scores_are_shares_of_one_softmax(softcap: float | None) -> None:
-    """Over the windows of all libraries, whatever gaps and blocks there are between them."""
+    """Over the segments of all libraries, whatever gaps and blocks there are between them."""
     rng = np.random.default_rng(1)
     queries = drawn_queries(rng, softcap)
     parts, logits = [], []
@@ -51,7 +51,7 @@ def test_scores_are_shares_of_one_softmax(softcap: float | None) -> None:
             logits.append(found if softcap is None else softcap * np.tanh(found / softcap))
     total = np.exp(queries.sinks) + sum(np.exp(each).sum(-1) for each in logits)
     expected = [float((np.exp(each).max(-1) / total).max()) for each in logits]
-    scores = np.concatenate(attention_to_windows(queries, (1, 0), parts))
+    scores = np.concatenate(attention_to_segments(queries, (1, 0), parts))
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
 
 
@@ -62,42 +62,42 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = rng.integers(1, 6, 15)
     starts = np.arange(15) * 6
     part = [(records, starts, counts)]
-    (whole,) = attention_to_windows(queries, (0, 1), part)
+    (whole,) = attention_to_segments(queries, (0, 1), part)
     monkeypatch.setattr("gemserve_library.scan._AT_ONCE", 13)
-    (blocks,) = attention_to_windows(queries, (0, 1), part)
+    (blocks,) = attention_to_segments(queries, (0, 1), part)
     np.testing.assert_allclose(blocks, whole, rtol=1e-5)
 
 
-def test_a_window_of_two_files_counts_once() -> None:
-    """Its records are there once, and twice in the list of windows."""
+def test_a_segment_of_two_files_counts_once() -> None:
+    """Its records are there once, and twice in the list of segments."""
     rng = np.random.default_rng(5)
     queries = drawn_queries(rng)
     records = rounded_keys(rng.normal(size=(2, 9, 8)).astype(np.float32))
     once = [(records, np.array([0, 4]), np.array([4, 5]))]
     twice = [(records, np.array([0, 0, 4, 4]), np.array([4, 4, 5, 5]))]
-    (single,) = attention_to_windows(queries, (0, 1), once)
-    (double,) = attention_to_windows(queries, (0, 1), twice)
+    (single,) = attention_to_segments(queries, (0, 1), once)
+    (double,) = attention_to_segments(queries, (0, 1), twice)
     np.testing.assert_array_equal(double, single[[0, 0, 1, 1]])
 
 
-def test_damaged_windows_score_nothing() -> None:
+def test_damaged_segments_score_nothing() -> None:
     records = rounded_keys(np.ones((2, 4, 8), np.float32))
     counts = np.array([0, 2])
-    (scores,) = attention_to_windows(
+    (scores,) = attention_to_segments(
         drawn_queries(np.random.default_rng(3)), (0, 1), [(records, np.array([0, 2]), counts)]
     )
     assert scores[0] == 0 < scores[1]
 
 
-def test_a_rare_word_finds_its_window(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_rare_word_finds_its_segment(tmp_path: Path, tokenizer: Any) -> None:
     library = open_library(tmp_path / "a")
     texts = {"x": paragraphs(200), "y": paragraphs(100, "lake") + "\n\nThe heron eats eels."}
     add(library, tokenizer, [text_source(path, text) for path, text in texts.items()])
     found = search([library], None, (0, 1), "What does the HERON eat?", 1)
     (candidate,) = found.candidates
     assert candidate.file.path == "y"
-    assert "heron" in candidate.window.text
-    assert found.num_windows == len(library.index().ids)
+    assert "heron" in candidate.segment.text
+    assert found.num_segments == len(library.index().ids)
     assert search([library], None, (0, 1), "Qwertz?", 4).candidates == ()
 
 
@@ -127,13 +127,13 @@ def test_attention_finds_what_no_word_names(tmp_path: Path, tokenizer: Any) -> N
 
 def test_attention_decides_if_hardly_any_word_of_the_question_is_there() -> None:
     attention, words = np.array([0.1, 0.9, 0.2]), np.array([2.0, 0.0, 1.0])
-    in_their_words, in_others = 4.0, 40.0  # what a window with all words would score
-    assert order_windows(attention, words, in_their_words).tolist() == [0, 2, 1]
-    assert order_windows(attention, words, in_others).tolist() == [1, 2, 0]
-    assert order_windows(attention, np.zeros(3), 0.0)[0] == 1
+    in_their_words, in_others = 4.0, 40.0  # what a segment with all words would score
+    assert order_segments(attention, words, in_their_words).tolist() == [0, 2, 1]
+    assert order_segments(attention, words, in_others).tolist() == [1, 2, 0]
+    assert order_segments(attention, np.zeros(3), 0.0)[0] == 1
 
 
-def test_no_window_scores_more_than_one_with_all_words(tmp_path: Path, tokenizer: Any) -> None:
+def test_no_segment_scores_more_than_one_with_all_words(tmp_path: Path, tokenizer: Any) -> None:
     library = open_library(tmp_path / "a")
     texts = [paragraphs(200), paragraphs(100, "lake"), "heron eats eels", "Herons fly south."]
     add(library, tokenizer, [text_source(str(i), text) for i, text in enumerate(texts)])
@@ -144,7 +144,7 @@ def test_no_window_scores_more_than_one_with_all_words(tmp_path: Path, tokenizer
     assert library.most_by_words("heron eats eels whales", num_passages) > most
 
 
-def test_short_windows_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None:
+def test_short_segments_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None:
     library = open_library(tmp_path / "a")
     sources = [text_source(str(i), f"The heron eats {i} eels.") for i in range(40)]
     add(library, tokenizer, [*sources, text_source("x", paragraphs(400))])
@@ -154,6 +154,6 @@ def test_short_windows_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None:
     )
     found = search([library], queries, (0, 1), "heron", 2).candidates
     assert 2 < len(found) <= 16
-    paths = [(each.file.path, each.window.start) for each in found]
+    paths = [(each.file.path, each.segment.start) for each in found]
     assert paths == sorted(paths)
-    assert sum(each.window.num_tokens for each in found) <= 2 * IDENTITY.window
+    assert sum(each.segment.num_tokens for each in found) <= 2 * IDENTITY.window

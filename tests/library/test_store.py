@@ -86,10 +86,10 @@ def test_a_database_that_is_cut_off_is_refused_when_it_is_opened(
         Library(tmp_path / "a", IDENTITY)
 
 
-def test_damaged_windows_are_found_by_words_until_their_file_is_added_again(
+def test_damaged_segments_are_found_by_words_until_their_file_is_added_again(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    """Adding another file dropped the damaged keys, and with them the windows from all searches."""
+    """Adding another file dropped damaged keys, and with them the segments from all searches."""
     library = open_library(tmp_path / "a")
     add(library, tokenizer, [text_source("bad", f"{paragraphs(20)}\n\n{SECRET}")])
     library.close()
@@ -102,7 +102,7 @@ def test_damaged_windows_are_found_by_words_until_their_file_is_added_again(
     assert len(index.ids) > (index.counts > 0).sum() > 0
     found = library.by_words(SECRET, index.num_passages)
     assert set(found) <= set(index.ids.tolist())
-    assert library.windows(list(found))
+    assert library.segments(list(found))
     add(library, tokenizer, [text_source("bad", f"{paragraphs(20)}\n\n{SECRET}")])
     assert (library.index().counts > 0).all()
     assert not library.damaged
@@ -164,7 +164,7 @@ def test_erasing_goes_on_where_it_was_cut_short(
 
 
 def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -> None:
-    """What a disk has changed must not decide which windows are read."""
+    """What a disk has changed must not decide which segments are read."""
     sources = [text_source(name, paragraphs(40, name)) for name in ("good", "bad")]
     library = open_library(tmp_path / "a")
     add(library, tokenizer, sources)
@@ -237,7 +237,7 @@ def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any)
     used = library.index()
     ids = {
         number
-        for number, (file, _) in library.windows(used.ids.tolist()).items()
+        for number, (file, _) in library.segments(used.ids.tolist()).items()
         if file.path == "x"
     }
     places = [
@@ -283,7 +283,7 @@ def test_gaps_are_closed_when_they_are_large(
     assert not reader.damaged
 
 
-def test_a_window_in_two_files_stays_until_both_are_gone(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_segment_in_two_files_stays_until_both_are_gone(tmp_path: Path, tokenizer: Any) -> None:
     library, text = open_library(tmp_path / "a"), paragraphs(30)
     reader = FakeReader()
     add(library, tokenizer, [text_source("x", text), text_source("y", text)], reader)

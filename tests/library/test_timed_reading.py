@@ -16,9 +16,9 @@ import pytest
 from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.config import ServerConfig
-from gemserve.contract.events import Finished, WindowsRead
+from gemserve.contract.events import Finished, SegmentsRead
 from gemserve.contract.filter_options import FilterParams
-from gemserve.contract.filter_plan import Budget, FilterPlan, Window, WindowPlan
+from gemserve.contract.filter_plan import Budget, FilterPlan, Segment, SegmentPlan
 from gemserve.contract.prompt_parts import Excerpt
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
@@ -58,7 +58,7 @@ class SlowEngine:
         default_factory=lambda: Finished(
             reason="stop",
             completion_tokens=0,
-            windows_read=WindowsRead(summaries=(), num_cached=0, cached_tokens=0),
+            segments_read=SegmentsRead(summaries=(), num_cached=0, cached_tokens=0),
         )
     )
     streams: list[SlowStream] = field(default_factory=list)
@@ -68,13 +68,13 @@ class SlowEngine:
         return self.streams[-1]
 
 
-def request_of(num_excerpts: int, *, has_windows: bool = True) -> Request:
+def request_of(num_excerpts: int, *, has_segments: bool = True) -> Request:
     """Excerpts of 100 tokens each, the best last."""
     size, count = 100, 100 * num_excerpts
-    windows = [
-        Window(start=at, stop=at + size, name=bytes([at // size])) for at in range(0, count, size)
+    segments = [
+        Segment(start=at, stop=at + size, name=bytes([at // size])) for at in range(0, count, size)
     ]
-    reading = WindowPlan(size=size, anchor=(1,), asked=(2,), windows=tuple(windows))
+    reading = SegmentPlan(size=size, anchor=(1,), asked=(2,), segments=tuple(segments))
     return Request(
         request_id="r",
         prompt_ids=list(range(count)),
@@ -92,18 +92,18 @@ def request_of(num_excerpts: int, *, has_windows: bool = True) -> Request:
                 pages=(),
                 text="",
                 rank=num_excerpts - 1 - number,
-                start=window.start,
-                stop=window.stop,
+                start=segment.start,
+                stop=segment.stop,
                 characters=np.zeros(size, dtype=np.int64),
             )
-            for number, window in enumerate(windows)
+            for number, segment in enumerate(segments)
         ),
         plan=FilterPlan(
             reason=None,
             num_kept=1,
             budget=Budget(low=1, high=1, limit=1),
             layer=1,
-            windows=reading if has_windows else None,
+            segments=reading if has_segments else None,
         ),
     )
 
@@ -120,8 +120,8 @@ async def test_the_best_are_read_first_and_the_deadline_holds() -> None:
     assert sent[0].summarizes_only
     for request in sent:
         assert request.plan is not None
-        assert request.plan.windows is not None
-        assert len(request.plan.windows.windows) == 1
+        assert request.plan.segments is not None
+        assert len(request.plan.segments.segments) == 1
     assert all(stream.is_cancelled for stream in engine.streams)
 
 
@@ -143,7 +143,7 @@ async def test_failures_and_other_ways_of_reading_are_told() -> None:
     later_s = time.monotonic() + 5
     with pytest.raises(GemserveError, match="no memory"):
         await read_in_time(request_of(3), SlowEngine(seconds=0, last=failed).submit, later_s)
-    request = request_of(3, has_windows=False)
+    request = request_of(3, has_segments=False)
     with pytest.raises(RequestError, match=r"filter\.max_seconds: only where documents"):
         await read_in_time(request, SlowEngine(seconds=0).submit, later_s)
 

@@ -33,12 +33,12 @@ IDENTITY = Identity(
 class FakeRequests(VectorRequests):
     """Requests that are nothing but their tokens."""
 
-    def for_keys(self, windows: Any) -> Any:
-        return list(windows)
+    def for_keys(self, segments: Any) -> Any:
+        return list(segments)
 
 
 class FakeReader:
-    """Reads windows: `num_tokens` so far. `fails_after`: so many requests."""
+    """Reads segments: `num_tokens` so far. `fails_after`: so many requests."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.num_tokens = self.num_requests = 0
@@ -49,7 +49,7 @@ class FakeReader:
             return Finished(reason="error", completion_tokens=0, error="the power failed")
         self.num_requests += 1
         self.num_tokens += sum(map(len, request))
-        keys = KeysRead(windows=tuple(keys_of_tokens(tokens) for tokens in request))
+        keys = KeysRead(segments=tuple(keys_of_tokens(tokens) for tokens in request))
         return Finished(reason="stop", completion_tokens=0, vectors=keys)
 
 

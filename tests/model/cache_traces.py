@@ -55,10 +55,10 @@ class Outcome:
     damaged: int = 0
     left_out: int = 0
     whole_hits: int = 0
-    windows: int = 0
+    segments: int = 0
     cached_windows: int = 0
     read_from_cache: int = 0
-    disk_windows: int = 0
+    disk_segments: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +176,7 @@ class Trace:
         self._outcome.evictions += counts.evictions
         if self._folder is not None:
             self._outcome.disk_hits += self._core._disk.counts.hits
-            self._outcome.disk_windows += self._core._disk.counts.windows
+            self._outcome.disk_segments += self._core._disk.counts.segments
             self._core.close()
 
     def _restart(self) -> None:
@@ -273,10 +273,10 @@ class Trace:
         layer = job.sequence.filter_layer
         key = self._name, request.tenant, of_adapter, layer
         self._asked[job] = Asked(request, key, text.number)
-        self._note_windows(job, key)
+        self._note_segments(job, key)
 
-    def _note_windows(self, job: Job, key: Key) -> None:
-        """Note the windows that a request may leave in the cache, if it reads any."""
+    def _note_segments(self, job: Job, key: Key) -> None:
+        """Note the segments that a request may leave in the cache, if it reads any."""
 
     def _request(self, ids: list[int], adapter: Adapter | None) -> Request:
         rng = self._rng

@@ -238,7 +238,7 @@ def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch
     assert found.num_probes < 8 * 4 + 2 + 4 + 3
     assert found.confirmed == {}
     assert found.chosen in found.layers
-    assert found.windows == found.keeps == ()
+    assert found.segments == found.keeps == ()
     assert found.is_partial
     # these used to be 0, as if nothing were ever mistrusted
     assert (found.trust.found, found.trust.absent, found.trust.diffuse) == (None, None, None)
@@ -261,7 +261,7 @@ def test_an_interrupt_while_the_choice_is_confirmed_keeps_the_choice(
     found = calibrate(core, replace(LITTLE, confirms=1), Interrupted(3))
     assert found.is_partial
     assert found.confirmed
-    assert found.windows == found.keeps == ()
+    assert found.segments == found.keeps == ()
 
 
 def interrupted_command(

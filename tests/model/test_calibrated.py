@@ -80,7 +80,7 @@ def test_a_model_is_calibrated_once(
         ends_with=False,
         coverage_bound=0.25,
         is_measured=True,
-        window=Calibration.USUAL_WINDOW,
+        window=Calibration.USUAL_SEGMENT,
         window_bound=0.2,
     )
     for _ in range(2):

@@ -18,8 +18,8 @@ from gemserve.engine.sequence.job import Job
 from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
+from tests.model.test_segments import ANCHOR, LAYER, UNIT, ids_of
 from tests.model.test_selection import NoText
-from tests.model.test_windows import ANCHOR, LAYER, UNIT, ids_of
 
 DOCUMENT = ids_of(1, 3000)
 

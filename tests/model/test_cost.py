@@ -144,10 +144,10 @@ def test_planned_bytes_are_those_held(method: FilterMethod) -> None:
     assert row.filter_kv_bytes == reading * unit
 
 
-def test_planned_windows_are_linear_and_hold_one_group() -> None:
-    """A pass over windows takes time in proportion to the prompt, and a group's memory."""
+def test_planned_segments_are_linear_and_hold_one_group() -> None:
+    """A pass over segments takes time in proportion to the prompt, and a group's memory."""
 
-    def planned(num_tokens: int, window: int | None = 1024) -> list[MethodPlan]:
+    def planned(num_tokens: int, segment_size: int | None = 1024) -> list[MethodPlan]:
         return plan_methods(
             LLAMA_8B,
             methods=("sieve", "gemfilter"),
@@ -156,31 +156,31 @@ def test_planned_windows_are_linear_and_hold_one_group() -> None:
             max_tokens=50,
             layer=13,
             memory_bytes=64 << 30,
-            window=window,
+            segment_size=segment_size,
         )
 
-    one, windows, gem = planned(131072)
-    assert [(row.method, row.window) for row in (one, windows, gem)] == [
+    one, segments, gem = planned(131072)
+    assert [(row.method, row.window) for row in (one, segments, gem)] == [
         ("sieve", None),
         ("sieve", 1024),
         ("gemfilter", None),
     ]
     kept = LLAMA_8B.prefill_chunk(0, 1024) + LLAMA_8B.head()
     twice = planned(262144)[1]
-    reading = windows.prompt_flops - kept
+    reading = segments.prompt_flops - kept
     assert twice.prompt_flops - kept == pytest.approx(2 * reading)
     assert planned(262144)[0].prompt_flops - kept > 2.2 * (one.prompt_flops - kept)
-    # a group of 8,192 tokens, and a question behind each of its windows
-    assert windows.filter_kv_bytes == LLAMA_8B.filter_bytes(8192 + 8 * 64, 13)
-    assert twice.filter_kv_bytes == windows.filter_kv_bytes
-    assert windows.requests_filtering > 10 * one.requests_filtering
-    assert windows.decode_kv_bytes == one.decode_kv_bytes
-    assert len(planned(1024)) == 2  # it fits into one window
+    # a group of 8,192 tokens, and a question behind each of its segments
+    assert segments.filter_kv_bytes == LLAMA_8B.filter_bytes(8192 + 8 * 64, 13)
+    assert twice.filter_kv_bytes == segments.filter_kv_bytes
+    assert segments.requests_filtering > 10 * one.requests_filtering
+    assert segments.decode_kv_bytes == one.decode_kv_bytes
+    assert len(planned(1024)) == 2  # it fits into one segment
     assert len(planned(131072, None)) == 2
 
 
-def test_planned_bytes_of_windows_are_no_less_than_those_held() -> None:
-    """The plan's question is the longest that is watched; these windows are full."""
+def test_planned_bytes_of_segments_are_no_less_than_those_held() -> None:
+    """The plan's question is the longest that is watched; these segments are full."""
     core = core_over(
         CausalModel(models.build("llama")),
         NoText(),
@@ -210,7 +210,7 @@ def test_planned_bytes_of_windows_are_no_less_than_those_held() -> None:
         max_tokens=8,
         layer=2,
         memory_bytes=1 << 22,
-        window=256,
+        segment_size=256,
     )[1]
     assert 0.8 * row.filter_kv_bytes < ended.peak_kv_bytes <= row.filter_kv_bytes
 

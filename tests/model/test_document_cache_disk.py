@@ -131,7 +131,7 @@ def test_what_memory_has_lost_is_read_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_document_in_several_places_is_one_file(tmp_path: Path) -> None:
-    """A segment that begins in one place and ends in another one was written wrong."""
+    """A block that begins in one place and ends in another one was written wrong."""
     core = disk_core(tmp_path)
     for question, length in enumerate((400, 1000)):
         list(core.run_alone(asked(question, DOCUMENT[:length])))
@@ -190,7 +190,7 @@ def test_one_altered_weight_is_another_model(tmp_path: Path) -> None:
     assert identity_of(model, config) != before
 
 
-def test_damage_in_a_segment_costs_what_follows_it(
+def test_damage_in_a_block_costs_what_follows_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_document(tmp_path)
@@ -396,13 +396,13 @@ def test_a_request_that_is_cancelled_while_it_loads(
     write_document(tmp_path)
     from gemserve.engine.reuse import disk_threads as cache_threads
 
-    read = cache_threads.read_segment
+    read = cache_threads.read_block
 
     def slow(*arguments: object) -> bytearray:
         time.sleep(0.1)
         return read(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache_threads, "read_segment", slow)
+    monkeypatch.setattr(cache_threads, "read_block", slow)
     core = disk_core(tmp_path)
     job = core.add(asked(1))
     core.step()

@@ -28,7 +28,7 @@ from gemserve.model.base_model import base_of
 from gemserve.model.loading.loader import check_ranks
 from tests import adapters, models
 
-LAYER, WINDOW = 2, 256
+LAYER, SEGMENT = 2, 256
 ENGINE = EngineConfig(
     filter_layer=LAYER,
     filter_min_tokens=0,
@@ -156,8 +156,8 @@ def test_each_rank_has_half_of_the_heads(cores: Cores) -> None:
         ("gemfilter", {}),
         ("sieve", {}),
         ("sieve", {"heads": HEADS}),
-        ("sieve", {"heads": HEADS, "window": WINDOW}),
-        ("sieve", {"window": WINDOW}),
+        ("sieve", {"heads": HEADS, "window": SEGMENT}),
+        ("sieve", {"window": SEGMENT}),
         ("sieve", {"keep": "auto", "return_scores": "exact"}),
         ("snapkv", {}),
         ("position", {}),
@@ -178,7 +178,7 @@ def test_requests_of_every_kind_run_together(cores: Cores) -> None:
     compare(cores, *[request(kind, ids_of(20 + i, 700)) for i, kind in enumerate(kinds)])
 
 
-@pytest.mark.parametrize("window", ["off", WINDOW])
+@pytest.mark.parametrize("window", ["off", SEGMENT])
 def test_a_cached_document_is_taken_over(cores: Cores, window: int | str) -> None:
     document = ids_of(31 + (window == "off"), 800)
     first = request("sieve", [*document, *ids_of(2, 20)], window=window)

@@ -16,7 +16,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import always_read
-from gemserve.filtering.window_cuts import document_ranges
+from gemserve.filtering.segment_cuts import document_ranges
 from gemserve.llm import LLM
 from gemserve.prompting.reader_text import ReaderText
 from gemserve.synthetic.prose import topics_sentences

@@ -25,7 +25,7 @@ from gemserve.engine.build import assemble, planned_weights
 from gemserve.engine.core import Core
 from gemserve.engine.scheduling.pace import Crowd
 from gemserve.errors import AdapterError, ConfigError, RequestError
-from gemserve.filtering.window_scores import MOST_KEPT
+from gemserve.filtering.segment_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
 from gemserve.model.loading.loader import LoadedModel, place
 from gemserve.model.passes.causal_model import CausalModel
@@ -99,7 +99,7 @@ def request(ids: list[int], method: str = "sieve", **options: Any) -> Request:
 
 
 def requests() -> list[Request]:
-    """Eight of several lengths, of which four are filtered, one of them in windows."""
+    """Eight of several lengths, of which four are filtered, one of them in segments."""
     asked = [request(ids_of(n, 70 + 37 * n), "none" if n % 2 else "sieve") for n in range(7)]
     return [*asked, request(ids_of(9, 900), window=256)]
 
@@ -234,19 +234,19 @@ def test_what_a_filter_keeps_is_read_with_a_fresh_state() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_windows_begin_with_fresh_states(family: str) -> None:
-    """The scores are those of passes over each window alone, with the question behind it."""
+def test_segments_begin_with_fresh_states(family: str) -> None:
+    """The scores are those of passes over each segment alone, with the question behind it."""
     core, ids = core_of(family), ids_of(1, 900)
     model, layer, asked = core.model, core.config.filter_layer, ids[-6:]
     planned = core.planner.planned(request(ids, window=256, return_scores="exact"))
     assert planned.plan is not None
-    plan = planned.plan.windows
+    plan = planned.plan.segments
     assert plan is not None
-    assert len(plan.windows) > 3
+    assert len(plan.segments) > 3
     heads, sinks = model.shape.num_heads, []
     logits = torch.full((heads, len(asked), len(ids)), -torch.inf)
-    for window in plan.windows:
-        text = [*ANCHOR, *ids[window.start : window.stop]]
+    for segment in plan.segments:
+        text = [*ANCHOR, *ids[segment.start : segment.stop]]
         whole, units = [*text, *asked], 2 * layer + 1
         kv = model.new_memory(len(whole) * units).pass_kv(0, num_units=units, capacity=len(whole))
         tap = model.new_query_tap([layer], range(len(text), len(whole)))
@@ -255,10 +255,10 @@ def test_windows_begin_with_fresh_states(family: str) -> None:
         keys = kv.keys(layer, len(text)).repeat_interleave(heads // model.shape.num_kv_heads, 0)
         seen = tap.of(layer) @ keys.transpose(1, 2) * tap.scales[layer]
         sinks.append(seen[:, :, : len(ANCHOR)].logsumexp(-1))
-        logits[:, :, window.start : window.stop] = seen[:, :, len(ANCHOR) :]
+        logits[:, :, segment.start : segment.stop] = seen[:, :, len(ANCHOR) :]
     total = torch.logaddexp(logits.logsumexp(-1), torch.stack(sinks).mean(0))
-    for window in plan.windows:  # the best of each row alone are remembered
-        part = logits[:, :, window.start : window.stop]
+    for segment in plan.segments:  # the best of each row alone are remembered
+        part = logits[:, :, segment.start : segment.stop]
         part[part < part.topk(MOST_KEPT, dim=-1).values[:, :, -1:]] = -torch.inf
     expected = (logits - total[:, :, None]).exp().amax(dim=(0, 1))
     scores = report_of(list(core.run_alone(planned))).scores

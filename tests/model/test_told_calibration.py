@@ -63,7 +63,7 @@ def test_plan_warns_beyond_the_models_context(
     assert capsys.readouterr().err == ""
 
 
-def test_plan_has_a_row_for_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_has_a_row_for_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = models.save("llama", tmp_path)
     asked = ["plan", "--model", str(model), "--tokens", "5000", "--json"]
     for window, sizes in (("auto", [None]), ("off", [None]), ("512", [None, 512])):

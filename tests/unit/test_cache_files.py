@@ -17,15 +17,15 @@ from gemserve.engine.cache.files import (
     FileInfo,
     FileWriter,
     hash_chain,
+    read_block,
     read_info,
-    read_segment,
 )
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.errors import ConfigError
 
 KEY = bytes(range(32))
 SHAPE = (3, 2, 4)
-SEGMENT_BYTES = 3 * 2 * 4 * 4 * CHAIN_TOKENS
+BLOCK_BYTES = 3 * 2 * 4 * 4 * CHAIN_TOKENS
 
 
 def new_info(folder: Path, tokens: list[int], ids: frozenset[str] = frozenset()) -> FileInfo:
@@ -37,19 +37,19 @@ def new_info(folder: Path, tokens: list[int], ids: frozenset[str] = frozenset())
         shape=SHAPE,
         dtype="F32",
         element_bytes=4,
-        segment_tokens=CHAIN_TOKENS,
+        block_tokens=CHAIN_TOKENS,
         ids=ids,
         seconds_per_cost=1e-9,
     )
 
 
-def segments(info: FileInfo) -> list[bytes]:
-    return [Random(i).randbytes(SEGMENT_BYTES) for i in range(info.num_segments)]
+def blocks(info: FileInfo) -> list[bytes]:
+    return [Random(i).randbytes(BLOCK_BYTES) for i in range(info.num_blocks)]
 
 
 def write(info: FileInfo, key: bytes = KEY) -> FileInfo:
     writer = FileWriter(info, key)
-    for data in segments(info):
+    for data in blocks(info):
         writer.add(memoryview(data))
     writer.finish()
     return writer.publish()
@@ -58,7 +58,7 @@ def write(info: FileInfo, key: bytes = KEY) -> FileInfo:
 def read(path: Path, key: bytes = KEY) -> list[bytes]:
     info = read_info(path, key)
     with open(path, "rb") as file:
-        return [bytes(read_segment(file, info, i)) for i in range(info.num_segments)]
+        return [bytes(read_block(file, info, i)) for i in range(info.num_blocks)]
 
 
 def folder_at(path: Path, limit: int = 1 << 30) -> CacheFolder:
@@ -69,7 +69,7 @@ def folder_at(path: Path, limit: int = 1 << 30) -> CacheFolder:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     info = write(new_info(tmp_path, [1] * 600, frozenset({"a"})))
-    assert read(info.path) == segments(info)
+    assert read(info.path) == blocks(info)
     assert read_info(info.path, KEY) == info
     assert info.num_tokens == 512
     assert info.path.stat().st_mode & 0o777 == 0o600
@@ -81,7 +81,7 @@ def test_the_file_is_in_the_safetensors_format(tmp_path: Path) -> None:
     with safe_open(info.path, "pt") as file:
         tensor = file.get_tensor("segment.1")
         assert tuple(tensor.shape) == (3, 2, CHAIN_TOKENS, 4)
-        assert tensor.contiguous().numpy().tobytes() == segments(info)[1]
+        assert tensor.contiguous().numpy().tobytes() == blocks(info)[1]
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_leftovers_and_damaged_files_are_removed_with_one_warning_each(
     for number in range(50):
         writer = FileWriter(new_info(tmp_path, [10 + number] * 600), KEY)
         if number % 2:
-            writer.add(memoryview(segments(good)[0]))
+            writer.add(memoryview(blocks(good)[0]))
         writer._file.close()  # the process was killed
     mine = tmp_path / "model.safetensors"
     mine.write_bytes(b"somebody's model")

@@ -63,7 +63,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         coverage_bound=0.37,
         source=str(path),
         is_measured=True,
-        window=Calibration.USUAL_WINDOW,
+        window=Calibration.USUAL_SEGMENT,
     )
 
 

@@ -16,7 +16,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
-from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Segment, Wipe
+from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Stretch, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
@@ -112,7 +112,7 @@ class FakeMemory:
         if place.room is not None:
             self._read_windows(place, expected, start, start + count)
         for row in (0, growing if s.is_whole else 2 * (s.filter_layer or 0)):
-            own = Segment(place.start, place.capacity, place.capacity)
+            own = Stretch(place.start, place.capacity, place.capacity)
             at = [unit for part in (*place.shared, own) for unit in _tokens(part, row)]
             found = [self.units[unit] for unit in at[:start]]
             assert found == expected[:start], "not this prompt's"
@@ -157,10 +157,10 @@ class FakeMemory:
         self.units[span.start : span.start + span.size] = [-1] * span.size
 
 
-def _tokens(segment: Segment, row: int) -> range:
-    """Where a segment's tokens have their unit of that row."""
-    start = segment.start + row * segment.capacity + segment.first
-    return range(start, start + segment.count)
+def _tokens(stretch: Stretch, row: int) -> range:
+    """Where a stretch's tokens have their unit of that row."""
+    start = stretch.start + row * stretch.capacity + stretch.first
+    return range(start, start + stretch.count)
 
 
 def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> StepOutput:

@@ -20,7 +20,7 @@ from gemserve.contract.prompt_parts import Priority, ProtectedRange, Separators,
 from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.protected_budget import count_always_read
-from gemserve.filtering.selector import WindowEvidence
+from gemserve.filtering.selector import SegmentEvidence
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting import text_lines
@@ -271,8 +271,8 @@ SEPARATOR = 1 << 20  # a token id of a line end
 
 def evidence_of(
     num_tokens: int, breaks: TextBreaks, protected: tuple[ProtectedRange, ...] = ()
-) -> WindowEvidence:
-    return WindowEvidence(
+) -> SegmentEvidence:
+    return SegmentEvidence(
         num_tokens=num_tokens,
         scores=torch.zeros(num_tokens),
         shares=torch.zeros(2, num_tokens),

@@ -52,7 +52,7 @@ def test_places_are_found_where_a_template_cuts_blanks() -> None:
 
 
 def test_blanks_at_the_ends_belong_to_their_parts() -> None:
-    """Without them the first and the last window had other tokens than in the document cache."""
+    """Without them the first and the last segment had other tokens than in the document cache."""
     excerpts = "  One.\n\nTwo.\n\n"
     found = find_places(f"<docs>{excerpts}</docs>", excerpts, ((0, 8), (8, 14)))
     assert found == ((6, 14), (14, 20))

@@ -22,7 +22,7 @@ NAMING = {
     "filtering/methods.py",  # the table
     "config.py",  # the default
     "calibration/search/choose_layer.py",  # calibrates for one method
-    "calibration/search/choose_window.py",  # the same
+    "calibration/search/choose_segment.py",  # the same
     "calibration/search/choose_keep.py",  # the same
 }
 

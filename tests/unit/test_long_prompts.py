@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gemserve.contract.filter_options import MAX_QUESTION_TOKENS
-from gemserve.contract.filter_plan import Window
+from gemserve.contract.filter_plan import Segment
 from gemserve.contract.prompt_parts import TextBreaks
-from gemserve.filtering.window_cuts import cut_windows, document_ranges
+from gemserve.filtering.segment_cuts import cut_segments, document_ranges
 from gemserve.prompting import encoding as encodings
 from gemserve.prompting import text_breaks
 from gemserve.prompting.encoding import TokenOffsets, encode
@@ -82,26 +82,26 @@ def test_breaks_of_pieces_are_those_of_the_whole(
     assert found == find_breaks([(0, text)], starts)
 
 
-def windows_of(prompt: Any, size: int = 256) -> tuple[Window, ...]:
+def segments_of(prompt: Any, size: int = 256) -> tuple[Segment, ...]:
     ids = np.array(prompt.ids, dtype=np.int64)
     ranges = document_ranges(prompt.protected, prompt.question, len(ids))
-    return cut_windows(ids, ranges, prompt.breaks, size, prompt.anchor)
+    return cut_segments(ids, ranges, prompt.breaks, size, prompt.anchor)
 
 
-def check(windows: Sequence[Window], ranges: Sequence[tuple[int, int]], size: int) -> None:
-    """The windows are the ranges, in their order, and none is longer than `size`."""
+def check(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]], size: int) -> None:
+    """The segments are the ranges, in their order, and none is longer than `size`."""
     covered = [p for start, stop in ranges for p in range(start, stop)]
-    assert [p for w in windows for p in range(w.start, w.stop)] == covered
-    assert all(0 < w.stop - w.start <= size for w in windows)
+    assert [p for w in segments for p in range(w.start, w.stop)] == covered
+    assert all(0 < w.stop - w.start <= size for w in segments)
 
 
 @pytest.mark.parametrize("name", ["one word", "no breaks", "no blanks", "newlines", "blanks"])
-def test_a_text_without_breaks_is_cut_into_whole_windows(name: str, tokenizer: Any) -> None:
+def test_a_text_without_breaks_is_cut_into_whole_segments(name: str, tokenizer: Any) -> None:
     prompt = text_prompt(tokenizer, TEXTS[name] + "\n\nWhat does the third page say?")
     ranges = document_ranges(prompt.protected, prompt.question, len(prompt.ids))
-    windows = windows_of(prompt)
-    check(windows, ranges, 256)
-    assert len(windows) <= 8 * len(prompt.ids) // 256
+    segments = segments_of(prompt)
+    check(segments, ranges, 256)
+    assert len(segments) <= 8 * len(prompt.ids) // 256
 
 
 def test_many_short_messages_are_read_together(tokenizer: Any) -> None:
@@ -110,19 +110,19 @@ def test_many_short_messages_are_read_together(tokenizer: Any) -> None:
     asked = "In which of these notes did it snow, " + "or hail, " * 12 + "and who said so?"
     prompt = chat_prompt(tokenizer, [*messages, {"role": "user", "content": asked}])
     assert 0 < sum(b - a for a, b in prompt.question) <= MAX_QUESTION_TOKENS
-    windows = windows_of(prompt)
+    segments = segments_of(prompt)
     ranges = document_ranges(prompt.protected, prompt.question, len(prompt.ids))
-    check(windows, ranges, 256)
-    assert len(windows) < 500 / 4
+    check(segments, ranges, 256)
+    assert len(segments) < 500 / 4
 
 
-def test_a_question_longer_than_a_window_is_no_window(tokenizer: Any) -> None:
+def test_a_question_longer_than_a_segment_is_no_segment(tokenizer: Any) -> None:
     asked = " ".join(f"And is item {i} red?" for i in range(200))
     text = repeated("It rained in Paris.\n\n", 40_000) + asked
     prompt = chat_prompt(tokenizer, [{"role": "user", "content": text}])
     assert 0 < sum(b - a for a, b in prompt.question) <= MAX_QUESTION_TOKENS
-    for window in windows_of(prompt):
-        assert not any(window.start < b and window.stop > a for a, b in prompt.question)
+    for segment in segments_of(prompt):
+        assert not any(segment.start < b and segment.stop > a for a, b in prompt.question)
 
 
 def test_a_document_of_control_tokens_stays_text(tokenizer: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_document_of_control_tokens_stays_text(tokenizer: Any) -> None:
     assert (np.diff(starts) >= 0).all()
     assert len(starts) == len(ends) == len(prompt.ids)
     check(
-        windows_of(prompt),
+        segments_of(prompt),
         document_ranges(prompt.protected, prompt.question, len(prompt.ids)),
         256,
     )
@@ -145,7 +145,7 @@ def test_a_document_of_control_tokens_stays_text(tokenizer: Any) -> None:
 def test_an_anchor_of_any_length_is_part_of_the_name() -> None:
     tokens = np.arange(1000, dtype=np.int64)
     names = [
-        {w.name for w in cut_windows(tokens, [(0, 1000)], TextBreaks(), 256, range(n))}
+        {w.name for w in cut_segments(tokens, [(0, 1000)], TextBreaks(), 256, range(n))}
         for n in (0, 1, 64, 500)
     ]
     assert all(not one & other for i, one in enumerate(names) for other in names[:i])

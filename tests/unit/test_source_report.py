@@ -15,7 +15,7 @@ WORDS = ("one ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
 
 def excerpt(file: str, start: int, rank: int) -> Excerpt:
-    """A window of eight words, each a token."""
+    """A segment of eight words, each a token."""
     return Excerpt(
         library="notes",
         file=file,
@@ -52,7 +52,7 @@ def test_sources_follow_the_order_of_the_passages_that_were_chosen() -> None:
     assert texts == [("b", "three four"), ("a", "five six"), ("a", "one two")]
 
 
-def test_where_everything_is_kept_the_best_window_comes_first() -> None:
+def test_where_everything_is_kept_the_best_segment_comes_first() -> None:
     found = report_sources(request(), None)
     assert found is not None
     assert [source.file for source in found] == ["b", "a"]

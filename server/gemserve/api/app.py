@@ -39,7 +39,7 @@ from gemserve.api.routes.models import model_routes
 from gemserve.api.routes.not_served import not_served
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.server_state import server_state_routes
-from gemserve.api.routes.submission import Submitter, WindowSharing
+from gemserve.api.routes.submission import SegmentSharing, Submitter
 from gemserve.api.routes.tokenizing import tokenizing_routes
 from gemserve.api.serving import Serving
 from gemserve.api.telemetry.server_metrics import Metrics
@@ -55,7 +55,7 @@ def create_app(
     traces: Traces | None = None,
     *,
     is_replica: bool = False,
-    new_sharing: Callable[[Backlog, Metrics], WindowSharing] | None = None,
+    new_sharing: Callable[[Backlog, Metrics], SegmentSharing] | None = None,
     load_adapter: LoadAdapter | None = None,
 ) -> FastAPI:
     """The application over one engine. Tests use it in process, through an ASGI transport.
@@ -120,7 +120,7 @@ def _all_routes(
     backlog: Backlog,
     documents: DocumentStore,
     opened: Sequence[OpenedWing],
-    sharing: WindowSharing | None,
+    sharing: SegmentSharing | None,
     load_adapter: LoadAdapter | None,
 ) -> list[Routes]:
     """The routes of all endpoints, in the order in which the document has them."""

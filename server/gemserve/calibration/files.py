@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from gemserve.contract.filter_options import MAX_KEEP, MIN_KEEP, MIN_WINDOW, Keep, kept_count
+from gemserve.contract.filter_options import MAX_KEEP, MIN_KEEP, MIN_SEGMENT, Keep, kept_count
 from gemserve.errors import ConfigError
 
 FILE = "calibration.json"
@@ -26,8 +26,8 @@ class Calibration:
     `heads` None: all heads of `layer`. `ends_with`: the rows after the question are watched, too.
     `coverage_bound`: below it a choice is not trusted. `source`: where it comes from, in words.
     `is_measured`: it was found by probing these weights, not taken from a table or guessed.
-    `window`: the most tokens of a window in which documents are read; None: prompts are read as one
-    sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
+    `window`: the most tokens of a segment in which documents are read; None: prompts are read as
+    one sequence. `window_bound`: the bound of coverage for them. `auto_keep`: with `keep` "auto" no
     more tokens are kept of documents, because answers are no better from more; None: not measured.
     `more_distracts`: they are worse. `by_meaning`: probes in other words than their facts were
     among those that chose. `is_of_these_weights`: they were read by these weights, and not by
@@ -36,8 +36,8 @@ class Calibration:
     """
 
     GUESSED_BOUND: ClassVar[float] = 0.5
-    USUAL_WINDOW: ClassVar[int] = 1536  # of models whose heads are measured
-    USUAL_WINDOW_BOUND: ClassVar[float] = 0.34
+    USUAL_SEGMENT: ClassVar[int] = 1536  # of models whose heads are measured
+    USUAL_SEGMENT_BOUND: ClassVar[float] = 0.34
 
     layer: int
     heads: tuple[tuple[int, int], ...] | None = None
@@ -46,7 +46,7 @@ class Calibration:
     source: str = "guessed"
     is_measured: bool = False
     window: int | None = None
-    window_bound: float = USUAL_WINDOW_BOUND
+    window_bound: float = USUAL_SEGMENT_BOUND
     auto_keep: int | None = None
     more_distracts: bool = True
     by_meaning: bool = True
@@ -121,8 +121,8 @@ def parse_calibration(
         heads = content.get("heads")
         bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)
         ends_with = content.get("ends_with", True)
-        window = content.get("window", None if heads is None else Calibration.USUAL_WINDOW)
-        window_bound = content.get("window_bound", Calibration.USUAL_WINDOW_BOUND)
+        window = content.get("window", None if heads is None else Calibration.USUAL_SEGMENT)
+        window_bound = content.get("window_bound", Calibration.USUAL_SEGMENT_BOUND)
         auto_keep = content.get("auto_keep")
         more_distracts = content.get("more_distracts", True)
         by_meaning = heads is None or "recall" in content
@@ -139,9 +139,9 @@ def parse_calibration(
     for name, value in (("coverage_bound", bound), ("window_bound", window_bound)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise ConfigError(f"{path}: {name}={value!r} must be from 0 to 1")
-    is_size = isinstance(window, int) and not isinstance(window, bool) and window >= MIN_WINDOW
+    is_size = isinstance(window, int) and not isinstance(window, bool) and window >= MIN_SEGMENT
     if window is not None and not is_size:
-        raise ConfigError(f"{path}: window={window!r} must be null or at least {MIN_WINDOW}")
+        raise ConfigError(f"{path}: window={window!r} must be null or at least {MIN_SEGMENT}")
     is_count = isinstance(auto_keep, int) and not isinstance(auto_keep, bool)
     if auto_keep is not None and not (is_count and MIN_KEEP <= auto_keep <= MAX_KEEP):
         raise ConfigError(

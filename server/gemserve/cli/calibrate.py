@@ -163,7 +163,7 @@ def _print_outcome(outcome: Any) -> None:
     print(f"questions: {outcome.num_probes}; found of each kind: {_by_kind(outcome.recalls)}")
     if outcome.confirmed:
         print(f"found of each kind in other wording: {_by_kind(outcome.confirmed)}")
-    for place, row in enumerate(outcome.windows):
+    for place, row in enumerate(outcome.segments):
         size = "one pass" if row.window is None else f"windows of {row.window:,} tokens"
         mark = "  ← chosen" if place == 0 else ""
         print(f"{size}: recall {row.recall:.2f}, work {row.work:.3f}{mark}")
@@ -199,7 +199,7 @@ def _missing(outcome: Any) -> list[str]:
     """What a whole calibration measures, and this one has not."""
     parts: tuple[tuple[Any, str], ...] = (
         (outcome.confirmed, "probes of other wording"),
-        (outcome.windows, "windows"),
+        (outcome.segments, "windows"),
         (outcome.keeps, "how much keep: auto keeps"),
     )
     return [name for value, name in parts if not value] or ["some of the probes"]

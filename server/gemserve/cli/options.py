@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gemserve.config import ATTENTION_BACKENDS, EngineConfig, ModelConfig, ServerConfig
-from gemserve.contract.filter_options import Keep, WindowSize, parse_keep, parse_window
+from gemserve.contract.filter_options import Keep, SegmentSize, parse_keep, parse_segment_size
 from gemserve.errors import ConfigError, RequestError
 
 # Readers take a text and raise `ValueError` if it is invalid.
@@ -90,10 +90,10 @@ def read_keep(text: str) -> Keep:
         raise ValueError(str(error).partition(": ")[2]) from error
 
 
-def read_window(text: str) -> WindowSize:
+def read_segment_size(text: str) -> SegmentSize:
     """A `window` from the command line: "1024", "auto" or "off"."""
     try:
-        return parse_window(int(text) if text.isdecimal() else text)
+        return parse_segment_size(int(text) if text.isdecimal() else text)
     except RequestError as error:
         raise ValueError(str(error).partition(": ")[2]) from error
 
@@ -234,7 +234,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option(
         "--filter-window",
         "filter_window",
-        read_window,
+        read_segment_size,
         "most tokens of a window in which documents are read; auto: the calibration's; off: "
         "prompts are read as one sequence",
     ),

@@ -18,8 +18,8 @@ from gemserve.cli.options import (
     read_bytes,
     read_keep,
     read_options,
+    read_segment_size,
     read_value,
-    read_window,
 )
 from gemserve.cli.plan_speed import ReadingSpeed, add_speed_options, speed_of
 from gemserve.cli.tables import aligned
@@ -30,7 +30,7 @@ from gemserve.config import (
     answers_from_few,
     choose_calibration,
     find_offload_layers,
-    find_window,
+    find_segment_size,
 )
 from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, Keep
 from gemserve.cost import ModelShape, WeightPlan
@@ -77,7 +77,7 @@ class PlannedRequest:
     keep: int
     max_tokens: int
     layer: int
-    window: int | None
+    segment_size: int | None
     weight_bytes: int
     kv_bytes: int | None
 
@@ -99,7 +99,7 @@ def run(
     if arguments.keep is not None:
         wanted_keep = read_value("keep", arguments.keep, read_keep)
     max_tokens = _read_count("max_tokens", arguments.max_tokens)
-    wanted = read_value("window", arguments.window, read_window)
+    wanted = read_value("window", arguments.window, read_segment_size)
     kv_memory = arguments.kv_memory or _KV_MEMORY
     memory = read_value("kv_memory", kv_memory, read_bytes)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
@@ -115,7 +115,7 @@ def run(
     usual: Keep = "auto" if answers_from_few(calibration) else DEFAULT_KEEP
     keep: Keep = usual if wanted_keep is None else wanted_keep
     kept = calibration.most_kept(keep, num_tokens)
-    window = find_window(wanted, calibration)
+    segment_size = find_segment_size(wanted, calibration)
     offloaded = find_offload_layers(engine.offload_layers, shape.num_layers, layer)
     precision = engine.filter_precision
     weights = weights_of(
@@ -123,7 +123,7 @@ def run(
     )
     reader, of_reader = _find_reader(model, engine)
     context_tokens = find_context_tokens(hf.config)
-    _warn_beyond(num_tokens, context_tokens, window)
+    _warn_beyond(num_tokens, context_tokens, segment_size)
     dtype_name = str(dtype).removeprefix("torch.")
     rows: list[MethodPlan] = []
     load: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def run(
             keep=kept,
             max_tokens=max_tokens,
             layer=layer,
-            window=window,
+            segment_size=segment_size,
             weight_bytes=weights.device,
             kv_bytes=memory if arguments.kv_memory else None,
         )
@@ -158,7 +158,7 @@ def run(
             max_tokens=max_tokens,
             layer=layer,
             memory_bytes=memory,
-            window=window,
+            segment_size=segment_size,
             reader=reader,
         )
         whole = next(row for row in rows if row.method == "none")
@@ -186,7 +186,7 @@ def run(
             "keep": kept,
             "max_tokens": max_tokens,
             "layer": layer,
-            "window": window,
+            "window": segment_size,
             "layers": shape.num_layers,
             "calibration": calibration.source,
             "context_tokens": context_tokens,
@@ -218,7 +218,7 @@ def _find_reader(
     reader = Reader(
         shape=shape,
         layer=calibration.layer,
-        window=find_window("auto", calibration) or Calibration.USUAL_WINDOW,
+        segment_size=find_segment_size("auto", calibration) or Calibration.USUAL_SEGMENT,
         memory_bytes=engine.reader_memory_bytes,
     )
     weights = weights_of(
@@ -268,12 +268,12 @@ def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) ->
     )
 
 
-def _warn_beyond(num_tokens: int, context_tokens: int, window: int | None) -> None:
+def _warn_beyond(num_tokens: int, context_tokens: int, segment_size: int | None) -> None:
     if num_tokens < context_tokens:
         return
     allowed = (
         "allows them; they can then be filtered, but not read whole"
-        if window is None
+        if segment_size is None
         else "allows them or they are read in windows; they cannot be read whole"
     )
     print(
@@ -315,8 +315,8 @@ def _print_table(
 
 
 def _way_of(row: MethodPlan) -> str:
-    windows = "" if row.window is None else f", windows of {row.window:,}"
-    return f"{row.method}{windows}{', by the reader' if row.has_reader else ''}"
+    segments = "" if row.window is None else f", windows of {row.window:,}"
+    return f"{row.method}{segments}{', by the reader' if row.has_reader else ''}"
 
 
 def _seconds(seconds: float) -> str:

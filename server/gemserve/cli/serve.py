@@ -25,7 +25,7 @@ from gemserve.config import (
     ModelConfig,
     ServerConfig,
     also_named,
-    find_window,
+    find_segment_size,
     served_name,
 )
 from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
@@ -232,16 +232,16 @@ def _tell_settings(core: Core, name: str, say: Callable[[str], None]) -> None:
     from gemserve.filtering.methods import METHODS
 
     config, backend, reading = core.config, core.model.backend, core.reads_with
-    window = find_window(config.filter_window, reading.calibration)
-    reads_windows = window is not None and METHODS[config.filter_method].reads_windows
-    windows = f"windows of {window}" if reads_windows else "no windows"
+    segment_size = find_segment_size(config.filter_window, reading.calibration)
+    reads_segments = segment_size is not None and METHODS[config.filter_method].reads_segments
+    segments = f"windows of {segment_size}" if reads_segments else "no windows"
     dtype = str(core.model.dtype).removeprefix("torch.")
     say(
         f"serving {name} ({core.model.num_layers} layers, {core.model.context_tokens} "
         f"tokens of context) on {core.model.device} in {dtype}, attention by {backend.name}, "
         f"kernels in {backend.kernels}, CUDA graphs {'on' if core.has_graphs else 'off'}; default "
         f"filter {config.filter_method}, layer {reading.config.filter_layer}, "
-        f"keep {config.filter_keep} above {config.filter_min_tokens} tokens, {windows}; "
+        f"keep {config.filter_keep} above {config.filter_min_tokens} tokens, {segments}; "
         f"KV memory {config.kv_memory_bytes:,} bytes"
     )
     if core.model.has_states:

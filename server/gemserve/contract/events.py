@@ -54,12 +54,12 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WindowsRead:
-    """A group of windows is read: what the choice needs of each."""
+class SegmentsRead:
+    """A group of segments is read: what the choice needs of each."""
 
     summaries: tuple[SummaryArrays, ...]
-    num_cached: int  # windows that the document cache had
-    cached_tokens: int  # of these windows
+    num_cached: int  # segments that the document cache had
+    cached_tokens: int  # of these segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,13 @@ class Finished:
     error: str | None = None  # set exactly if the reason is `error`
     stop: str | None = None  # the stop string that ended the answer, if one did
     attention: AnswerAttention | None = None  # if the request asks for it
-    windows_read: WindowsRead | None = None  # if it wants no more
+    segments_read: SegmentsRead | None = None  # if it wants no more
     vectors: KeysRead | QueriesRead | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentGroups:
-    """The groups of windows that an engine awaits from others."""
+    """The groups of segments that an engine awaits from others."""
 
     numbers: tuple[int, ...] = ()
     seconds: float | None = None  # to read them itself; None: it has not read anything yet

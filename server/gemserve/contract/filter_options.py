@@ -12,15 +12,15 @@ from gemserve.errors import RequestError, shown
 
 FilterMethod = str  # a name in the table of `filtering.methods`
 Keep = int | float | Literal["auto"]
-WindowSize = int | Literal["auto", "off"]
+SegmentSize = int | Literal["auto", "off"]
 Lexical = Literal["auto", "off"]
 FilterReader = Literal["self", "reader"]
 Heads = tuple[tuple[int, int], ...]  # (layer, head) pairs
 MIN_KEEP = 16
 MAX_KEEP = 1 << 30
-MIN_WINDOW = 256
-MAX_WINDOW = 1 << 20
-BESIDE_WINDOW = 256  # most tokens that are read with a window: an anchor, and what is asked
+MIN_SEGMENT = 256
+MAX_SEGMENT = 1 << 20
+BESIDE_SEGMENT = 256  # most tokens that are read with a segment: an anchor, and what is asked
 MAX_HEADS = 32  # that a request may name
 AUTO_MIN_KEEP = 128
 AUTO_MAX_SHARE = 1 / 8
@@ -29,7 +29,7 @@ MAX_QUESTION_TOKENS = 64  # most tokens of a question that a filter watches
 # attend to what follows it, so the filter pass reads it once more after the prompt.
 FAR_FROM_END = 256
 LIBRARY_NAME = ADAPTER_NAME
-CANDIDATES = 16  # windows of libraries that are read for a question, if it does not say
+CANDIDATES = 16  # segments of libraries that are read for a question, if it does not say
 MOST_CANDIDATES = 256
 
 
@@ -59,7 +59,7 @@ class FilterOptions:
     fallback: bool | None = None
     layer: int | None = None
     heads: Heads | None = None
-    window: WindowSize | None = None
+    window: SegmentSize | None = None
     lexical: Lexical | None = None
     reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
@@ -83,9 +83,9 @@ class FilterParams:
     layer: int | None = None  # from 0, whose queries and keys choose; None: the server's
     # (layer, head) pairs from 0 that score tokens, of layers up to `layer`; None: the calibration's
     heads: Heads | None = None
-    # The most tokens of a window in which documents are read. "auto": the calibration's. "off": the
-    # prompt is read as one sequence.
-    window: WindowSize = "auto"
+    # The most tokens of a segment in which documents are read. "auto": the calibration's. "off":
+    # the prompt is read as one sequence. What clients, files and users see says window for segment.
+    window: SegmentSize = "auto"
     lexical: Lexical = "off"  # "auto": passages rank by the question's words, too
     reader: FilterReader = "self"  # which model looks: the one that answers, or the server's reader
     may_read_whole: bool = False  # the server decides whether the prompt is filtered: `FilterPlan`
@@ -130,16 +130,16 @@ def parse_keep(value: object) -> Keep:
     return int(value)
 
 
-def parse_window(value: Any) -> WindowSize:
+def parse_segment_size(value: Any) -> SegmentSize:
     """Validate a `window`: a count of tokens, "auto" or "off"."""
     if value == "auto" or value == "off":
         return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and MIN_WINDOW <= value <= MAX_WINDOW and value == int(value):
+    if is_number and MIN_SEGMENT <= value <= MAX_SEGMENT and value == int(value):
         return int(value)
     raise RequestError(
-        f"filter.window={shown(value)}: must be a count of tokens from {MIN_WINDOW} to "
-        f'{MAX_WINDOW}, "auto" or "off"',
+        f"filter.window={shown(value)}: must be a count of tokens from {MIN_SEGMENT} to "
+        f'{MAX_SEGMENT}, "auto" or "off"',
         param="filter.window",
     )
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-GROUP_TOKENS = 8192  # of the windows that are read together, if there is more than one
-# Windows that are read together. What is asked is read behind each, so many short ones take much
-# memory; windows of usual sizes are fewer.
-GROUP_WINDOWS = 64
+GROUP_TOKENS = 8192  # of the segments that are read together, if there is more than one
+# Segments that are read together. What is asked is read behind each, so many short ones take much
+# memory; segments of usual sizes are fewer.
+GROUP_SEGMENTS = 64
 
 # Why a prompt was not filtered, or why more of it was kept than requested (`widened`).
 FilterReason = Literal[
@@ -49,7 +49,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Segment:
     """A part of a document, tokens start..stop−1 of the prompt, which is read alone.
 
     `name`: a hash of all that is read before the question: the anchor and these tokens.
@@ -66,48 +66,48 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPlan:
-    """How the documents of a prompt are read in windows, each alone from position 0.
+class SegmentPlan:
+    """How the documents of a prompt are read in segments, each alone from position 0.
 
-    A pass over one reads the `anchor`, the window's tokens, and then the tokens `asked`, of which
-    those with the indexes in `FilterPlan.rows` are watched. `size`: the most tokens of a window.
+    A pass over one reads the `anchor`, the segment's tokens, and then the tokens `asked`, of which
+    those with the indexes in `FilterPlan.rows` are watched. `size`: the most tokens of a segment.
     """
 
     size: int
     anchor: tuple[int, ...]
     asked: tuple[int, ...]
-    windows: tuple[Window, ...]
+    segments: tuple[Segment, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all windows, without what is read before and behind each."""
-        return sum(window.num_tokens for window in self.windows)
+        """Tokens of all segments, without what is read before and behind each."""
+        return sum(segment.num_tokens for segment in self.segments)
 
     @property
     def groups(self) -> list[range]:
-        """The indexes of the windows that are read together.
+        """The indexes of the segments that are read together.
 
-        At most `GROUP_TOKENS` tokens, if there is more than one, and `GROUP_WINDOWS` windows.
+        At most `GROUP_TOKENS` tokens, if there is more than one, and `GROUP_SEGMENTS` segments.
         """
         return list(self._groups())
 
     def _groups(self) -> Iterator[range]:
         first, count = 0, 0
-        for index, window in enumerate(self.windows):
-            is_full = count + window.num_tokens > GROUP_TOKENS or index - first == GROUP_WINDOWS
+        for index, segment in enumerate(self.segments):
+            is_full = count + segment.num_tokens > GROUP_TOKENS or index - first == GROUP_SEGMENTS
             if index > first and is_full:
                 yield range(first, index)
                 first, count = index, 0
-            count += window.num_tokens
-        yield range(first, len(self.windows))
+            count += segment.num_tokens
+        yield range(first, len(self.segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SummaryArrays:
-    """What the choice needs to know of one window, as it travels between engines.
+    """What the choice needs to know of one segment, as it travels between engines.
 
-    The fields are those of `filtering.window_scores.WindowSummary`, float32. `places` are int32,
-    and count from the window's first token.
+    The fields are those of `filtering.segment_scores.SegmentSummary`, float32. `places` are int32,
+    and count from the segment's first token.
     """
 
     sinks: npt.NDArray[np.float32]
@@ -119,13 +119,13 @@ class SummaryArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeysRead:
-    """The keys by which windows are found later, as if each token stood at position 0.
+    """The keys by which segments are found later, as if each token stood at position 0.
 
-    `windows`: one array for each, [key heads, tokens, head_dim], float32. The key heads are those
+    `segments`: one array for each, [key heads, tokens, head_dim], float32. The key heads are those
     that the plan's `heads` read (`key_heads`).
     """
 
-    windows: tuple[npt.NDArray[np.float32], ...]
+    segments: tuple[npt.NDArray[np.float32], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +170,7 @@ class FilterPlan:
     heads: tuple[tuple[int, int], ...] | None = None
     coverage_bound: float = 0.0  # below it a choice is not trusted
     repeated: tuple[int, ...] = ()  # token ids that the filter pass reads after the prompt
-    windows: WindowPlan | None = None  # that the pass reads; None: the prompt as one sequence
+    segments: SegmentPlan | None = None  # that the pass reads; None: the prompt as one sequence
     # the prompt is read whole instead if the document cache has so much of it that this is cheaper
     may_read_whole: bool = False
     # tokens at the prompt's beginning that are always read, and so begin what is kept whatever is

@@ -131,7 +131,7 @@ class MessagePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Excerpt:
-    """A window of a library's file in a prompt, at token positions start..stop−1."""
+    """A segment of a library's file in a prompt, at token positions start..stop−1."""
 
     library: str
     file: str

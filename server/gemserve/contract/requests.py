@@ -28,7 +28,7 @@ from gemserve.contract.reports import SearchReport
 from gemserve.contract.sampling import Grammar, SamplingParams
 
 _READ_AT_ONCE = 1 << 16  # tokens
-VectorKind = Literal["keys", "queries"]  # of windows, which are one group; of a question alone
+VectorKind = Literal["keys", "queries"]  # of segments, which are one group; of a question alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Request:
     filter: FilterParams
     priority: int = 0  # lower values are admitted first
     selects_only: bool = False  # the request ends when the filter has chosen
-    summarizes_only: bool = False  # it ends when its windows are read
+    summarizes_only: bool = False  # it ends when its segments are read
     vectors_only: VectorKind | None = None  # it ends when it is read, with these of its tokens
-    lent_groups: tuple[int, ...] = ()  # of windows: others read those that are not cached
+    lent_groups: tuple[int, ...] = ()  # of segments: others read those that are not cached
     # Alternatives to report beside each prompt token, if any. A prompt whose tokens are scored is
     # read whole, whatever its filter.
     prompt_logprobs: int | None = None
@@ -55,14 +55,14 @@ class Request:
     question: tuple[tuple[int, int], ...] = ()
     # how many of its tokens, the last ones, say what calls are about whose results follow
     num_called: int = 0
-    # Tokens that a window of a document is read behind, such as the beginning of the model's chat
+    # Tokens that a segment of a document is read behind, such as the beginning of the model's chat
     # template; empty: the prompt's first token.
     anchor: tuple[int, ...] = ()
     # for each word of the question the tokens that it begins in
     words: tuple[TokenArray, ...] = field(default=(), compare=False)
     separators: Separators = NO_SEPARATORS  # between kept passages that were not neighbours
     messages: tuple[MessagePlace, ...] | None = None  # for the report; None: it is no chat
-    # what of the prompt are windows of a library, in order, and how these were found
+    # what of the prompt are segments of a library, in order, and how these were found
     excerpts: tuple[Excerpt, ...] = field(default=(), compare=False)
     searched: SearchReport | None = None
     grammar: Grammar | None = None

@@ -18,11 +18,11 @@ from gemserve.config import (
     ResolvedEngineConfig,
     choose_calibration,
     find_offload_layers,
-    find_window,
+    find_segment_size,
     nearest_seeing,
     resolve_engine,
 )
-from gemserve.contract.filter_options import BESIDE_WINDOW
+from gemserve.contract.filter_options import BESIDE_SEGMENT
 from gemserve.cost import WeightPlan, check_device_memory
 from gemserve.engine.core import Core, StepRunner
 from gemserve.engine.running.runner import Runner
@@ -240,12 +240,12 @@ def _offload_layers(model: ModelConfig, engine: EngineConfig, device: torch.devi
 def _within_sliding_window(
     model: CausalModel, config: ResolvedEngineConfig, calibration: Calibration
 ) -> ResolvedEngineConfig:
-    """Longer prompts than the filter layer sees are read in windows, if these are small enough."""
+    """Longer prompts than the filter layer sees are read in segments, if these are small enough."""
     seen = model.window_of(config.filter_layer)
-    size = find_window(config.filter_window, calibration)
-    if seen is None or size is None or not METHODS[config.filter_method].reads_windows:
+    size = find_segment_size(config.filter_window, calibration)
+    if seen is None or size is None or not METHODS[config.filter_method].reads_segments:
         return config
-    if size + BESIDE_WINDOW > seen:
+    if size + BESIDE_SEGMENT > seen:
         return config
     return replace(config, max_pass_tokens=min(config.max_pass_tokens, seen))
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from gemserve.calibration.files import Calibration
 from gemserve.config import ResolvedEngineConfig
 from gemserve.contract.adapters import AdapterName
-from gemserve.contract.events import Event, Finished, LentGroups, WindowsRead
+from gemserve.contract.events import Event, Finished, LentGroups, SegmentsRead
 from gemserve.contract.requests import Request
 from gemserve.contract.scores import AnswerAttention
 from gemserve.decoding.detokenize import TextStream, token_offsets
@@ -30,7 +30,7 @@ from gemserve.engine.reuse.disk import HostCopies, state_of
 from gemserve.engine.reuse.disk_setup import open_disk_cache
 from gemserve.engine.reuse.idle_reading import IdleReading
 from gemserve.engine.reuse.lookup import check_pin
-from gemserve.engine.reuse.windows import lend_groups
+from gemserve.engine.reuse.segments import lend_groups
 from gemserve.engine.running.runner import Runner
 from gemserve.engine.scheduling.pace import Crowd, Pace, StepLimits
 from gemserve.engine.scheduling.prompt_lookup import PromptLookup
@@ -159,7 +159,7 @@ class Core:
             method=config.filter_method,
             keep=config.filter_keep,
             min_tokens=config.filter_min_tokens,
-            window=config.filter_window,
+            segment_size=config.filter_window,
             reads_cached_whole=config.when_cached == "whole",
             fails_open=config.filter_on_error == "full",
             calibration=calibration,
@@ -351,7 +351,7 @@ class Core:
             if self._lookup is not None and sequence.plan.answer_layer is None:
                 sequence.text_index = TextIndex() if self.model.steps(adapter) else None
             self._scheduler.add(sequence)
-            if sequence.window_pass is not None:
+            if sequence.segment_pass is not None:
                 lend_groups(self._scheduler.cache, sequence, request.lent_groups)
         self._jobs[sequence.order] = job
         self._present.arrive(of_engine.tenant)
@@ -383,20 +383,20 @@ class Core:
         self._runner.change_memory(self._pool.take_changes())
 
     def lent_groups(self, job: Job) -> LentGroups:
-        """The groups of a request's windows that others should read: see `take_group`."""
-        reading, rate = job.sequence.window_pass, self._pace.seconds_per_cost
+        """The groups of a request's segments that others should read: see `take_group`."""
+        reading, rate = job.sequence.segment_pass, self._pace.seconds_per_cost
         if reading is None or not reading.lent:
             return LentGroups()
         tokens = sum(reading.num_tokens(reading.groups[number]) for number in reading.lent)
         seconds = None if rate is None else rate * reading.flops(self.model.shape, 0, tokens)
         return LentGroups(numbers=tuple(sorted(reading.lent)), seconds=seconds)
 
-    def take_group(self, job: Job, group: int, read: WindowsRead | None) -> None:
+    def take_group(self, job: Job, group: int, read: SegmentsRead | None) -> None:
         """Take what another engine has read of a lent group. None: nobody has, so read it here.
 
         Nothing happens if the group is not lent.
         """
-        reading = job.sequence.window_pass
+        reading = job.sequence.segment_pass
         if reading is None or group not in reading.lent:
             return
         if read is None:

@@ -13,8 +13,8 @@ from gemserve.contract.events import (
     Finished,
     FinishReason,
     PromptScored,
+    SegmentsRead,
     TextDelta,
-    WindowsRead,
 )
 from gemserve.contract.filter_plan import SummaryArrays
 from gemserve.contract.reports import FilterReport
@@ -50,8 +50,8 @@ class EventMaker:
             emitted.append((jobs[number], PromptScored(logprobs)))
         for number, summaries in out.summarized.items():
             job = jobs[number]
-            read = _windows_read(job, summaries)
-            emitted.append((job, replace(self.finished(job, "stop", 0), windows_read=read)))
+            read = _segments_read(job, summaries)
+            emitted.append((job, replace(self.finished(job, "stop", 0), segments_read=read)))
         for number, vectors in out.vectors.items():
             job = jobs[number]
             emitted.append((job, replace(self.finished(job, "stop", 0), vectors=vectors)))
@@ -201,9 +201,9 @@ def _filtered(
     """
     params, sequence = job.request.filter, job.sequence
     assert job.started_s is not None, "a filter has decided before the first step"
-    layer, windows = sequence.filter_layer, sequence.window_pass
+    layer, segments = sequence.filter_layer, sequence.segment_pass
     if sequence.is_read_from_cache:
-        layer = windows = None
+        layer = segments = None
     selection = None
     if params.return_selection and not sequence.evicts:
         selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
@@ -221,9 +221,9 @@ def _filtered(
         selection=selection,
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
-        window=None if windows is None else windows.plan.size,
-        windows=None if windows is None else len(windows.plan.windows),
-        cached_windows=None if windows is None else windows.num_cached,
+        window=None if segments is None else segments.plan.size,
+        windows=None if segments is None else len(segments.plan.segments),
+        cached_windows=None if segments is None else segments.num_cached,
         searched=job.request.searched,
         sources=None if sequence.evicts else report_sources(job.request, kept, best),
         found=_is_found(job, coverage),
@@ -242,12 +242,12 @@ def _is_found(job: Job, coverage: float | None) -> bool | None:
     return coverage >= job.sequence.plan.coverage_bound
 
 
-def _windows_read(job: Job, summaries: tuple[SummaryArrays, ...]) -> WindowsRead:
+def _segments_read(job: Job, summaries: tuple[SummaryArrays, ...]) -> SegmentsRead:
     sequence = job.sequence
-    assert sequence.window_pass is not None
-    return WindowsRead(
+    assert sequence.segment_pass is not None
+    return SegmentsRead(
         summaries=summaries,
-        num_cached=sequence.window_pass.num_cached,
+        num_cached=sequence.segment_pass.num_cached,
         cached_tokens=sequence.num_cached,
     )
 

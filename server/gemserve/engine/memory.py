@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Stretch:
     """Where some tokens of a pass are: `count` of `capacity` tokens, from unit `start` on.
 
     They begin with the token at slot `first`.
@@ -55,7 +55,7 @@ class KVPlace:
 
     start: int
     capacity: int
-    shared: tuple[Segment, ...] = ()
+    shared: tuple[Stretch, ...] = ()
     room: WindowRoom | None = None
 
 
@@ -72,8 +72,8 @@ class MemoryShare:
     room: WindowRoom | None = None
 
     @property
-    def segment(self) -> Segment:
-        return Segment(self.span.start, self.capacity, self.count)
+    def stretch(self) -> Stretch:
+        return Stretch(self.span.start, self.capacity, self.count)
 
 
 def first_tokens(shares: Iterable[MemoryShare], count: int) -> tuple[MemoryShare, ...]:

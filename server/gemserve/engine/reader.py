@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gemserve.contract.events import Event, Filtered, Finished, LentGroups, WindowsRead
+from gemserve.contract.events import Event, Filtered, Finished, LentGroups, SegmentsRead
 from gemserve.contract.prompt_parts import StandsFor
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.state import StoredDocument
@@ -214,7 +214,7 @@ class CoreWithReader(Core):
     def lent_groups(self, job: Any) -> LentGroups:
         return LentGroups()  # engines that read for each other have no readers
 
-    def take_group(self, job: Any, group: int, read: WindowsRead | None) -> None:
+    def take_group(self, job: Any, group: int, read: SegmentsRead | None) -> None:
         raise AssertionError("engines that read for each other have no readers")
 
     def close(self) -> None:

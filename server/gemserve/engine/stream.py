@@ -19,7 +19,7 @@ class Stream:
 
     Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
     number of times, from any thread. While `is_watched` is set, `progress` says how far the request
-    has come, until its first token. `lent`: which groups of its windows the engine awaits from
+    has come, until its first token. `lent`: which groups of its segments the engine awaits from
     others, if the request lets it; none once the request has ended.
     """
 

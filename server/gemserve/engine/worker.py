@@ -4,7 +4,7 @@ The event loop never touches what the worker owns: the core with its sequences, 
 and the streams of the requests in the core. Both sides share only this:
 
 - the inbox, a list of streams that only changes under the lock `_changed`, and beside it what
-  other engines have read of lent groups of windows;
+  other engines have read of lent groups of segments;
 - `LoadSnapshot`, which is frozen. The worker replaces it after everything it does, before it emits
   the resulting events, so that the reader of an event finds the load after it;
 - `Core.check`, which reads nothing that ever changes;
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, Protocol
 
-from gemserve.contract.events import Event, Finished, LentGroups, WindowsRead
+from gemserve.contract.events import Event, Finished, LentGroups, SegmentsRead
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.state import CacheState, StoredDocument
 from gemserve.engine.sequence.progress import Progress
@@ -67,7 +67,7 @@ class Steps(Protocol):
     def cache_state(self) -> CacheState: ...
     def forget_documents(self, ids: Collection[str]) -> None: ...
     def lent_groups(self, job: Any) -> LentGroups: ...
-    def take_group(self, job: Any, group: int, read: WindowsRead | None) -> None: ...
+    def take_group(self, job: Any, group: int, read: SegmentsRead | None) -> None: ...
     def close(self) -> None: ...
 
 
@@ -127,7 +127,7 @@ class Engine:
         self._load = LoadSnapshot()
         self._jobs: dict[Any, Stream] = {}
         self._forgets: list[tuple[frozenset[str], Future[None]]] = []
-        self._groups_read: list[tuple[Stream, int, WindowsRead | None]] = []
+        self._groups_read: list[tuple[Stream, int, SegmentsRead | None]] = []
         self._changed = threading.Condition()
         self._is_draining = False
         self._is_stopping = False
@@ -244,8 +244,8 @@ class Engine:
             self._changed.notify()
         return future
 
-    def take_group(self, stream: Stream, group: int, read: WindowsRead | None) -> None:
-        """Hand over what another engine has read of a lent group of windows.
+    def take_group(self, stream: Stream, group: int, read: SegmentsRead | None) -> None:
+        """Hand over what another engine has read of a lent group of segments.
 
         None: nobody has read it, so this engine does. Any thread may call this, at any time.
         """

@@ -18,11 +18,11 @@ def prompt_flops(
     num_tokens: int,
     keep: int,
     layer: int,
-    window: int | None = None,
+    segment_size: int | None = None,
 ) -> float:
     """FLOPs up to the first token's logits, with the second pass.
 
-    `window`: the prompt is read in windows of so many tokens, with a question of
+    `segment_size`: the prompt is read in segments of so many tokens, with a question of
     `MAX_QUESTION_TOKENS` behind each. None: it is read as one sequence.
     """
     entry = METHODS[method]
@@ -34,12 +34,12 @@ def prompt_flops(
     kept = shape.prefill_chunk(0, keep) + shape.head()
     if entry.selector is None:
         return kept
-    if window is None or window >= num_tokens:
+    if segment_size is None or segment_size >= num_tokens:
         scoring = entry.selector.score_flops(shape, num_tokens)
         return shape.filter_chunk(0, num_tokens, layer) + scoring + kept
-    read = window + MAX_QUESTION_TOKENS
+    read = segment_size + MAX_QUESTION_TOKENS
     scoring = entry.selector.score_flops(shape, read)
-    return num_tokens / window * (shape.filter_chunk(0, read, layer) + scoring) + kept
+    return num_tokens / segment_size * (shape.filter_chunk(0, read, layer) + scoring) + kept
 
 
 def reading_bytes(
@@ -47,15 +47,15 @@ def reading_bytes(
     method: FilterMethod,
     num_tokens: int,
     layer: int,
-    window: int | None = None,
+    segment_size: int | None = None,
 ) -> int:
     """Bytes held while a filtered prompt is read; 0 if no pass reads the whole prompt.
 
-    `window`: as in `prompt_flops`. The pass then holds one group of windows.
+    `segment_size`: as in `prompt_flops`. The pass then holds one group of segments.
     """
-    if window is not None and window < num_tokens:
-        size = max(window, min(GROUP_TOKENS, num_tokens))
-        return shape.filter_bytes(size + ceil(size / window) * MAX_QUESTION_TOKENS, layer)
+    if segment_size is not None and segment_size < num_tokens:
+        size = max(segment_size, min(GROUP_TOKENS, num_tokens))
+        return shape.filter_bytes(size + ceil(size / segment_size) * MAX_QUESTION_TOKENS, layer)
     if METHODS[method].evictor is not None:
         return shape.whole_bytes(num_tokens)
     return shape.filter_bytes(num_tokens, layer) if METHODS[method].has_layer else 0
@@ -73,12 +73,12 @@ def _decoding_bytes(shape: ModelShape, method: FilterMethod, num_kept: int, max_
 class Reader:
     """A model that looks at prompts for the one that answers, up to its filter layer.
 
-    `window`: the most tokens of its windows. `memory_bytes`: of its keys and values.
+    `segment_size`: the most tokens of its segments. `memory_bytes`: of its keys and values.
     """
 
     shape: ModelShape
     layer: int
-    window: int
+    segment_size: int
     memory_bytes: int
 
 
@@ -86,7 +86,7 @@ class Reader:
 class MethodPlan:
     """One row of `gemserve plan`. `bound`: FLOPs of a full read over FLOPs of this method.
 
-    `window`: the most tokens of a window; None: the prompt is read as one sequence. `has_reader`:
+    `window`: the most tokens of a segment; None: the prompt is read as one sequence. `has_reader`:
     another model looks.
     """
 
@@ -110,13 +110,13 @@ def plan_methods(
     max_tokens: int,
     layer: int,
     memory_bytes: int,
-    window: int | None = None,
+    segment_size: int | None = None,
     reader: Reader | None = None,
 ) -> list[MethodPlan]:
     """Cost of one request under each method, and how many fit in `memory_bytes` at once.
 
-    Methods that read windows have a second row for windows of `window` tokens, if it is given, and
-    a last one for the `reader`, if there is one.
+    Methods that read segments have a second row for segments of `segment_size` tokens, if it is
+    given, and a last one for the `reader`, if there is one.
     `requests_filtering` counts requests at their peak (reading the prompt), `requests_decoding`
     those past it.
     """
@@ -125,8 +125,12 @@ def plan_methods(
     ways: list[tuple[FilterMethod, int | None]] = []
     for method in methods:
         ways.append((method, None))
-        if window is not None and window < num_tokens and METHODS[method].reads_windows:
-            ways.append((method, window))
+        if (
+            segment_size is not None
+            and segment_size < num_tokens
+            and METHODS[method].reads_segments
+        ):
+            ways.append((method, segment_size))
     for method, size in ways:
         is_filtered = not METHODS[method].keeps_everything and num_tokens > keep
         flops = prompt_flops(shape, method, num_tokens, keep, layer, size)
@@ -148,7 +152,7 @@ def plan_methods(
         rows += [
             _read_by(reader, row, shape, num_tokens, keep)
             for row in rows
-            if row.window is None and METHODS[row.method].reads_windows
+            if row.window is None and METHODS[row.method].reads_segments
         ]
     return rows
 
@@ -158,14 +162,14 @@ def _read_by(
 ) -> MethodPlan:
     """A row of a model with this shape, if the reader looks in its place."""
     looking = reader.shape, row.method, num_tokens
-    of_both = prompt_flops(*looking, keep, reader.layer, reader.window)
+    of_both = prompt_flops(*looking, keep, reader.layer, reader.segment_size)
     of_kept, own_kept = (s.prefill_chunk(0, keep) + s.head() for s in (reader.shape, shape))
     flops = of_both - of_kept + own_kept
-    filtering = reading_bytes(*looking, reader.layer, reader.window)
+    filtering = reading_bytes(*looking, reader.layer, reader.segment_size)
     return replace(
         row,
         has_reader=True,
-        window=reader.window if reader.window < num_tokens else None,
+        window=reader.segment_size if reader.segment_size < num_tokens else None,
         prompt_flops=flops,
         bound=row.bound * row.prompt_flops / flops,
         filter_kv_bytes=filtering,

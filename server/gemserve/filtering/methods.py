@@ -51,9 +51,9 @@ class Method:
         return self.selector is None and self.blind is None and self.evictor is None
 
     @property
-    def reads_windows(self) -> bool:
-        """Can a prompt be read in windows? The option `window` says of which size."""
-        return self.selector is not None and self.selector.reads_windows
+    def reads_segments(self) -> bool:
+        """Can a prompt be read in segments? The option `window` says of which size."""
+        return self.selector is not None and self.selector.reads_segments
 
     @property
     def has_layer(self) -> bool:

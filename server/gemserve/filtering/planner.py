@@ -14,13 +14,13 @@ from gemserve.calibration.files import Calibration
 from gemserve.config import (
     DEFAULT_KEEP,
     DEFAULT_METHOD,
-    find_window,
+    find_segment_size,
     is_distracted,
     nearest_seeing,
 )
 from gemserve.contract.filter_options import (
     AUTO_MIN_KEEP,
-    BESIDE_WINDOW,
+    BESIDE_SEGMENT,
     FAR_FROM_END,
     MAX_QUESTION_TOKENS,
     NO_PROTECT,
@@ -29,10 +29,10 @@ from gemserve.contract.filter_options import (
     FilterParams,
     Heads,
     Keep,
-    WindowSize,
+    SegmentSize,
     parse_heads,
 )
-from gemserve.contract.filter_plan import Budget, FilterPlan, FilterReason, Window, WindowPlan
+from gemserve.contract.filter_plan import Budget, FilterPlan, FilterReason, Segment, SegmentPlan
 from gemserve.contract.prompt_parts import SHORT_TURN, ProtectedRange, TextBreaks, TokenArray
 from gemserve.contract.requests import Request
 from gemserve.cost import ModelShape
@@ -40,13 +40,13 @@ from gemserve.errors import NotCalibrated, RequestError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS, Method, find_method
 from gemserve.filtering.protected_budget import count_always_read, count_first
 from gemserve.filtering.reading_plans import ReaderPlans
-from gemserve.filtering.window_cuts import cut_windows, document_ranges
+from gemserve.filtering.segment_cuts import cut_segments, document_ranges
 
-_END_TOKENS = 64  # of a prompt without a question, that are read behind each window
+_END_TOKENS = 64  # of a prompt without a question, that are read behind each segment
 _SEVERAL_SHARE = 1 / 4  # of the documents, if several passages answer alike
 _END_ROWS = 16  # of these, that are watched
 _MOST_BEHIND = 16  # tokens after a question that are watched, too
-_LEAST_WINDOW = 16  # tokens of a document that is read with a query
+_LEAST_SEGMENT = 16  # tokens of a document that is read with a query
 _READS_DOCUMENTS = DEFAULT_METHOD  # the method whose heads rank documents
 
 
@@ -55,7 +55,7 @@ class FilterPlanner:
     """The settings that a server filters with. Any thread may call the methods.
 
     `method` and `keep` are for requests that name none. Prompts of up to `min_tokens` are read
-    whole. `window`: for requests that name none. `reads_cached_whole`: see
+    whole. `segment_size`: for requests that name none. `reads_cached_whole`: see
     `FilterPlan.may_read_whole`. `fails_open`: a prompt whose filter fails is read whole, too.
     `sliding_windows`: the window of each layer in tokens, None for a layer without one, 0 for a
     layer without attention. `shape`: the model's. `longest_sequence`: tokens of prompt and
@@ -67,7 +67,7 @@ class FilterPlanner:
     method: FilterMethod
     keep: Keep
     min_tokens: int
-    window: WindowSize
+    segment_size: SegmentSize
     reads_cached_whole: bool
     fails_open: bool
     calibration: Calibration
@@ -96,16 +96,16 @@ class FilterPlanner:
                 f"filter.pooling={options.pooling}: only {owners} it, not {name}",
                 param="filter.pooling",
             )
-        if options.window is not None and not method.reads_windows:
-            owners = self._methods_with(lambda other: other.reads_windows)
+        if options.window is not None and not method.reads_segments:
+            owners = self._methods_with(lambda other: other.reads_segments)
             raise RequestError(
                 f"filter.window={options.window}: only {owners} it, not {name}",
                 param="filter.window",
             )
-        most = self.context_tokens - BESIDE_WINDOW
+        most = self.context_tokens - BESIDE_SEGMENT
         if isinstance(options.window, int) and options.window > most:
             raise RequestError(
-                f"filter.window={options.window}: must be at most {most}, {BESIDE_WINDOW} less "
+                f"filter.window={options.window}: must be at most {most}, {BESIDE_SEGMENT} less "
                 "than the model's context",
                 param="filter.window",
             )
@@ -140,7 +140,7 @@ class FilterPlanner:
             fallback=fallback,
             layer=layer,
             heads=heads,
-            window=options.window or self.window,
+            window=options.window or self.segment_size,
             lexical=options.lexical or ("auto" if method.has_words else "off"),
             may_read_whole=self.reads_cached_whole and leaves_it_open(options),
             awaits_calibration=method.has_layer and self.calibration.is_awaited,
@@ -241,9 +241,9 @@ class FilterPlanner:
         has_pass = METHODS[params.method].has_layer and not params.awaits_calibration
         if not has_pass or num_tokens <= self.min_tokens:
             return
-        size = self._window_size(params)
+        size = self._segment_size(params)
         if size is not None:
-            num_tokens = min(num_tokens, size + BESIDE_WINDOW)
+            num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window == 0:
@@ -367,12 +367,12 @@ class FilterPlanner:
             tapped=tuple(selector.layers(layer, heads)),
             heads=heads,
         )
-        windows = self._windows(request)
-        if windows is not None:
-            num_asked = len(windows.asked)
+        segments = self._segments(request)
+        if segments is not None:
+            num_asked = len(segments.asked)
             first = 0 if request.question else max(0, num_asked - len(rows))
             return plan.having(
-                windows=windows,
+                segments=segments,
                 rows=tuple(range(first, num_asked)),
                 coverage_bound=calibration.window_bound if is_calibrated else bound,
             )
@@ -395,8 +395,8 @@ class FilterPlanner:
     ) -> tuple[FilterParams, FilterPlan]:
         """How documents are read that are not a prompt, to tell what a query looks at in each.
 
-        `tokens`: of all documents. `documents`: their half-open ranges; each is read in windows of
-        its own. `anchor`: what each window is read behind. `query`: what is asked behind each, of
+        `tokens`: of all documents. `documents`: their half-open ranges; each is read in segments of
+        its own. `anchor`: what each segment is read behind. `query`: what is asked behind each, of
         which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
         question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
         query's `field`, if the model's filter layers do not see enough beside it, and
@@ -415,11 +415,11 @@ class FilterPlanner:
         assert selector is not None
         asked = query + (end if calibration.ends_with and len(end) <= _MOST_BEHIND else ())
         layers = tuple(selector.layers(layer, heads))
-        size = self._document_window(params, layers, len(anchor) + len(asked))
-        if size < _LEAST_WINDOW:
+        size = self._document_segment_size(params, layers, len(anchor) + len(asked))
+        if size < _LEAST_SEGMENT:
             raise RequestError(
                 f"{field}: has {len(query)} tokens, the limit of this model is "
-                f"{len(query) + size - _LEAST_WINDOW}: what its filter layers see must have room "
+                f"{len(query) + size - _LEAST_SEGMENT}: what its filter layers see must have room "
                 "for a part of a document, too",
                 param=field,
                 code="context_length_exceeded",
@@ -434,39 +434,43 @@ class FilterPlanner:
             tapped=layers,
             heads=heads,
             rows=tuple(range(max(0, len(query) - MAX_QUESTION_TOKENS), len(asked))),
-            windows=WindowPlan(
+            segments=SegmentPlan(
                 size=size,
                 anchor=anchor,
                 asked=asked,
-                windows=cut_windows(tokens, ranges, breaks, size, anchor),
+                segments=cut_segments(tokens, ranges, breaks, size, anchor),
             ),
         )
         return params, plan
 
-    def _document_window(self, params: FilterParams, layers: Sequence[int], num_beside: int) -> int:
-        """The most tokens of a window of a document. `num_beside`: what is read with it.
+    def _document_segment_size(
+        self, params: FilterParams, layers: Sequence[int], num_beside: int
+    ) -> int:
+        """The most tokens of a segment of a document. `num_beside`: what is read with it.
 
         The watched rows must see all of it, in all of these layers.
         """
         seen = [self.context_tokens]
         seen += [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
-        usual = find_window(params.window, self.calibration) or self.calibration.USUAL_WINDOW
+        usual = find_segment_size(params.window, self.calibration) or self.calibration.USUAL_SEGMENT
         return min(usual, min(seen) - num_beside)
 
-    def index_plan(self, windows: Sequence[Window], anchor: Sequence[int], size: int) -> FilterPlan:
-        """How windows of at most `size` tokens are read whose keys are wanted, and nothing else.
+    def index_plan(
+        self, segments: Sequence[Segment], anchor: Sequence[int], size: int
+    ) -> FilterPlan:
+        """How segments of at most `size` tokens are read whose keys are wanted, and nothing else.
 
         They are one group. Raises `RequestError` if no heads of the model are known to find facts.
         """
         if self.of_documents is not self:
-            return self.of_documents.index_plan(windows, anchor, size)
-        reading = WindowPlan(size=size, anchor=tuple(anchor), asked=(), windows=tuple(windows))
-        return self._vectors_plan().having(windows=reading)
+            return self.of_documents.index_plan(segments, anchor, size)
+        reading = SegmentPlan(size=size, anchor=tuple(anchor), asked=(), segments=tuple(segments))
+        return self._vectors_plan().having(segments=reading)
 
     def question_plan(self, request: Request) -> tuple[tuple[int, ...], FilterPlan]:
         """The tokens of a request's question alone, behind the anchor, and how they are read.
 
-        The rows are those that are watched behind windows.
+        The rows are those that are watched behind segments.
         """
         if self.of_documents is not self:
             return self.of_documents.question_plan(request)
@@ -504,7 +508,7 @@ class FilterPlanner:
         num_tokens: int,
         beside: int = 1,
     ) -> int | None:
-        """The most tokens that a prompt of `num_tokens` may have; None: it is read in windows.
+        """The most tokens that a prompt of `num_tokens` may have; None: it is read in segments.
 
         `beside`: see `generated_from`.
         """
@@ -515,48 +519,48 @@ class FilterPlanner:
             if most is None or reason is None:
                 return None if most is None else min(most, self.longest_pass)
             return self.longest_pass
-        size = self._window_size(params)
+        size = self._segment_size(params)
         reason = self._why_whole(params, num_tokens, num_protected, beside)
         if size is not None and reason is None:
             documents = document_ranges(protected, (), num_tokens)
-            if self._needs_windows(documents, size, num_tokens):
+            if self._needs_segments(documents, size, num_tokens):
                 return None
         return self.longest_pass
 
-    def _window_size(self, params: FilterParams) -> int | None:
-        """The most tokens of a window; None: the prompt is read as one sequence."""
-        size = find_window(params.window, self.calibration)
-        if not METHODS[params.method].reads_windows:
+    def _segment_size(self, params: FilterParams) -> int | None:
+        """The most tokens of a segment; None: the prompt is read as one sequence."""
+        size = find_segment_size(params.window, self.calibration)
+        if not METHODS[params.method].reads_segments:
             return None
-        return None if size is None else min(size, self.context_tokens - BESIDE_WINDOW)
+        return None if size is None else min(size, self.context_tokens - BESIDE_SEGMENT)
 
-    def _windows(self, request: Request) -> WindowPlan | None:
-        """The windows of a prompt that cannot be read as one sequence, or should not."""
-        size, num_tokens = self._window_size(request.filter), len(request.prompt_ids)
+    def _segments(self, request: Request) -> SegmentPlan | None:
+        """The segments of a prompt that cannot be read as one sequence, or should not."""
+        size, num_tokens = self._segment_size(request.filter), len(request.prompt_ids)
         if size is None:
             return None
         ranges = document_ranges(request.protected, request.question, num_tokens)
-        if not self._needs_windows(ranges, size, num_tokens):
+        if not self._needs_segments(ranges, size, num_tokens):
             return None
         anchor = request.anchor or tuple(request.prompt_ids[:1])
         fixed = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
-        return WindowPlan(
+        return SegmentPlan(
             size=size,
             anchor=anchor,
             asked=self._asked(request),
-            windows=cut_windows(request.tokens, ranges, request.breaks, size, anchor, fixed),
+            segments=cut_segments(request.tokens, ranges, request.breaks, size, anchor, fixed),
         )
 
-    def _needs_windows(
+    def _needs_segments(
         self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int
     ) -> bool:
-        """Do the documents not fit into one window, or the whole prompt not into one pass?"""
+        """Do the documents not fit into one segment, or the whole prompt not into one pass?"""
         has_documents = any(start < stop for start, stop in documents)
         is_long = num_tokens > self.longest_pass and has_documents
         return is_long or sum(stop - start for start, stop in documents) > size
 
     def _asked(self, request: Request) -> tuple[int, ...]:
-        """What is read behind each window: the question, and what is watched after it.
+        """What is read behind each segment: the question, and what is watched after it.
 
         Without a question the prompt's end says what is wanted, and needs words before it.
         """
@@ -613,7 +617,7 @@ class FilterPlanner:
         if not METHODS[params.method].has_layer:
             return False
         shape, layer = self.shape, self._layer_of(params)
-        size = self._window_size(params) or num_tokens
+        size = self._segment_size(params) or num_tokens
         whole, rest = divmod(num_tokens, size)
         reading = whole * shape.filter_chunk(0, size, layer) + shape.filter_chunk(0, rest, layer)
         filtered = reading + shape.prefill_chunk(0, kept)

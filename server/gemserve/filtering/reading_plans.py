@@ -10,7 +10,7 @@ from gemserve.contract.filter_options import MIN_KEEP, FilterOptions, FilterPara
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.filtering.protected_budget import count_always_read
-from gemserve.filtering.window_cuts import document_ranges
+from gemserve.filtering.segment_cuts import document_ranges
 
 if TYPE_CHECKING:
     from gemserve.filtering.planner import FilterPlanner

@@ -27,7 +27,7 @@ from gemserve.contract.scores import HeadScores, SelectionInputs
 from gemserve.cost import ModelShape
 from gemserve.filtering.joined_text import Gaps
 from gemserve.filtering.protected_budget import always_read
-from gemserve.filtering.window_scores import WindowSummary
+from gemserve.filtering.segment_scores import SegmentSummary
 from gemserve_kernels import Backend
 
 TokenRange = tuple[int, int]  # half-open
@@ -91,7 +91,7 @@ class PromptEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(PromptEvidence):
-    """What a filter pass over a whole prompt showed, or over one of its windows.
+    """What a filter pass over a whole prompt showed, or over one of its segments.
 
     `layers`: by index, ascending; the last one is the filter layer. `rows`: the positions of their
     queries, ascending; the first `num_asked` are of the question alone, the others also of calls
@@ -122,11 +122,11 @@ class Evidence(PromptEvidence):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowEvidence(PromptEvidence):
-    """What filter passes over the windows of a prompt showed.
+class SegmentEvidence(PromptEvidence):
+    """What filter passes over the segments of a prompt showed.
 
-    `scores`: of every token, see `window_scores.pooled_scores`: [tokens], float32. `shares`: see
-    `WindowSummary`: [2, tokens], 0 outside of the windows.
+    `scores`: of every token, see `segment_scores.pooled_scores`: [tokens], float32. `shares`: see
+    `SegmentSummary`: [2, tokens], 0 outside of the segments.
     """
 
     scores: torch.Tensor
@@ -170,11 +170,11 @@ def check_finite(scores: torch.Tensor) -> torch.Tensor:
 class Selector(ABC):
     """Chooses which positions of the prompt to keep, after a pass through the lower layers.
 
-    `reads_windows`: it can score windows of a document that were read alone. `keeps_passages`: it
+    `reads_segments`: it can score segments of a document that were read alone. `keeps_passages`: it
     keeps whole ones, which are separated where they were not neighbours.
     """
 
-    reads_windows: ClassVar[bool] = False
+    reads_segments: ClassVar[bool] = False
     keeps_passages: ClassVar[bool] = False
 
     def rows(self, num_tokens: int, question: Sequence[TokenRange], ends_with: bool) -> list[int]:
@@ -189,10 +189,10 @@ class Selector(ABC):
         """The layers whose queries `score` needs, ascending, up to the filter layer."""
         return [filter_layer]
 
-    def summarize_window(self, evidence: Evidence, num_sinks: int, start: int) -> WindowSummary:
-        """What the choice needs to know of one window. Only if `reads_windows`.
+    def summarize_segment(self, evidence: Evidence, num_sinks: int, start: int) -> SegmentSummary:
+        """What the choice needs to know of one segment. Only if `reads_segments`.
 
-        The window's first `num_sinks` tokens have no score. The next one is token `start` of the
+        The segment's first `num_sinks` tokens have no score. The next one is token `start` of the
         prompt.
         """
         raise NotImplementedError
@@ -206,7 +206,7 @@ class Selector(ABC):
 
         With what is added between them they are within it, too.
 
-        `evidence`: an `Evidence`, or a `WindowEvidence` if the prompt was read in windows. By
+        `evidence`: an `Evidence`, or a `SegmentEvidence` if the prompt was read in segments. By
         default those with the highest scores. Raises `ValueError` if the scores are not finite.
         """
         assert isinstance(evidence, Evidence)

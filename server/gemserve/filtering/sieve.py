@@ -26,18 +26,18 @@ from gemserve.filtering.kept_ranges import KeptRanges
 from gemserve.filtering.passages import number_passages, rank_passages
 from gemserve.filtering.protected_budget import ReservedPositions, reserve
 from gemserve.filtering.score_report import strengths
+from gemserve.filtering.segment_scores import MOST_KEPT, SegmentSummary
 from gemserve.filtering.selector import (
     Choice,
     Evidence,
     LayerEvidence,
     PromptEvidence,
     ScoreDetails,
+    SegmentEvidence,
     Selector,
     TokenRange,
-    WindowEvidence,
     check_finite,
 )
-from gemserve.filtering.window_scores import MOST_KEPT, WindowSummary
 from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.ranges import as_ranges
 
@@ -62,7 +62,7 @@ class Sieve(Selector):
     `end_rows`: rows at the prompt's end that are watched if no question was found, or beside it.
     """
 
-    reads_windows: ClassVar[bool] = True
+    reads_segments: ClassVar[bool] = True
     keeps_passages: ClassVar[bool] = True
 
     passage_share: float = 3 / 16
@@ -110,7 +110,7 @@ class Sieve(Selector):
         largest[0] = 0 * largest[0]  # a NaN stays a NaN
         return largest
 
-    def summarize_window(self, evidence: Evidence, num_sinks: int, start: int) -> WindowSummary:
+    def summarize_segment(self, evidence: Evidence, num_sinks: int, start: int) -> SegmentSummary:
         num_first = evidence.num_asked or len(evidence.rows)
         found = [
             evidence.backend.attention_beside_sinks(
@@ -124,7 +124,7 @@ class Sieve(Selector):
             )
             for layer, query, key in _scoring_heads(evidence, evidence.heads)
         ]
-        return WindowSummary(
+        return SegmentSummary(
             sinks=torch.cat([head.sinks.flatten() for head in found]),
             keys=torch.cat([head.keys.flatten() for head in found]),
             best=torch.cat([head.best.flatten(0, 1) for head in found]),
@@ -148,8 +148,8 @@ class Sieve(Selector):
         numbers = self.passage_numbers(scores, evidence.breaks, limit)
         # a choice without room has found nothing
         coverage = 0.0
-        if within and isinstance(evidence, WindowEvidence):
-            coverage = self._window_coverage(evidence.shares, firm, numbers)
+        if within and isinstance(evidence, SegmentEvidence):
+            coverage = self._segment_coverage(evidence.shares, firm, numbers)
         elif within and isinstance(evidence, Evidence):
             coverage = self.coverage(scores, firm)
             if evidence.num_asked:
@@ -257,15 +257,15 @@ class Sieve(Selector):
         return round(float(best / document.sum().clamp_min(_AWAKE)), 4)
 
     def _scores(self, evidence: PromptEvidence, params: FilterParams) -> torch.Tensor:
-        if isinstance(evidence, WindowEvidence):
+        if isinstance(evidence, SegmentEvidence):
             return evidence.scores
         assert isinstance(evidence, Evidence)
         return self.score(evidence, params)
 
-    def _window_coverage(
+    def _segment_coverage(
         self, shares: torch.Tensor, firm: torch.Tensor, numbers: torch.Tensor
     ) -> float:
-        """The rank of the best passage by what each window's own attention shows, 0 to 1.
+        """The rank of the best passage by what each segment's own attention shows, 0 to 1.
 
         It does not depend on the document's length, as the share of the best sixteenth does.
         """

@@ -19,7 +19,7 @@ def report_sources(
     """The sources of the kept positions, each passage on its own, the best first.
 
     `kept`: ascending; None: everything is kept. `best`: half-open ranges of the passages that were
-    chosen, the best first. What is in none of these follows in the order in which its window was
+    chosen, the best first. What is in none of these follows in the order in which its segment was
     found. Returns None if the prompt has nothing of a library.
     """
     if not request.excerpts:

@@ -19,12 +19,12 @@ _OPENING, _CLOSING = "<documents>\n", "\n</documents>\n\n"
 class Answerable:
     """What a question should be asked behind, and how it was found.
 
-    `window`: the most tokens of an excerpt, which is a window of its own.
+    `segment_size`: the most tokens of an excerpt, which is a segment of its own.
     """
 
     excerpts: Excerpts
     searched: SearchReport
-    window: int
+    segment_size: int
 
     @property
     def file_ids(self) -> tuple[str, ...]:

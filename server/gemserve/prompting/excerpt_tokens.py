@@ -1,6 +1,6 @@
 """Gives the parts of a text that a library has read the tokens that they have when read alone.
 
-A window is found in the document cache by its tokens, and those at its edges would depend on the
+A segment is found in the document cache by its tokens, and those at its edges would depend on the
 text beside it.
 """
 

@@ -44,10 +44,10 @@ from gemserve.prompting.protected import (
     with_question,
 )
 from gemserve.prompting.question import chat_question, ids_question, text_question
+from gemserve.prompting.segment_anchor import segment_anchor
 from gemserve.prompting.template_roles import fit_roles, source_places
 from gemserve.prompting.text_breaks import find_breaks, text_of_ids
 from gemserve.prompting.tools import Message, Tool, for_template
-from gemserve.prompting.window_anchor import window_anchor
 from gemserve.prompting.word_places import find_word_places
 from gemserve.ranges import Ranges
 
@@ -149,7 +149,7 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
         whole_sentences(protected, breaks, has_question=bool(question)),
         breaks=breaks,
         question=question,
-        anchor=window_anchor(tokenizer),
+        anchor=segment_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
     )
@@ -194,7 +194,7 @@ def text_prompt(
         encoding,
         breaks,
         question,
-        anchor=window_anchor(tokenizer),
+        anchor=segment_anchor(tokenizer),
         words=find_word_places(text, starts, question),
         separators=separators(tokenizer),
         excerpts=parts,
@@ -248,7 +248,7 @@ def chat_prompt(
         question,
         shown,
         num_called,
-        window_anchor(tokenizer),
+        segment_anchor(tokenizer),
         find_word_places(text, starts, question),
         separators(tokenizer),
         parts,

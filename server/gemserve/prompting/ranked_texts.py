@@ -15,8 +15,8 @@ import numpy as np
 from gemserve.contract.prompt_parts import TextBreaks, TokenArray
 from gemserve.prompting.control_tokens import spell_out
 from gemserve.prompting.encoding import TokenLimit, encode, token_edges
+from gemserve.prompting.segment_anchor import segment_anchor, segment_end
 from gemserve.prompting.text_breaks import find_breaks
-from gemserve.prompting.window_anchor import window_anchor, window_end
 from gemserve.prompting.word_places import find_word_places
 
 # Between a document and the query; and between two documents when words are looked for, so that
@@ -88,8 +88,8 @@ def ranked_texts(
         ranges=tuple(ranges),
         breaks=find_breaks(texts, all_starts),
         query=asked,
-        end=window_end(tokenizer),
-        anchor=window_anchor(tokenizer),
+        end=segment_end(tokenizer),
+        anchor=segment_anchor(tokenizer),
         words=tuple(places[places < len(ids)] for places in words),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemserve.calibration.files import Calibration
-from gemserve.config import ResolvedEngineConfig, find_window
+from gemserve.config import ResolvedEngineConfig, find_segment_size
 from gemserve.contract.filter_options import kept_count
 from gemserve.cost import ModelShape
 from gemserve.filtering.methods import METHODS
@@ -26,14 +26,16 @@ def model_reading(
         # the unit is then a token that all layers read, of which queues consist
         costs = TokenCosts(full=1.0, answered=_ANSWERED)
         return ModelReading(reading="whole", costs=costs, has_cache=has_cache)
-    window = find_window(config.filter_window, calibration) if method.reads_windows else None
+    segment_size = (
+        find_segment_size(config.filter_window, calibration) if method.reads_segments else None
+    )
     kept = min(_TYPICAL_TOKENS, kept_count(config.filter_keep, _TYPICAL_TOKENS))
     costs = TokenCosts.of_shape(
         shape,
         layer=config.filter_layer,
-        window=_TYPICAL_TOKENS if window is None else window,
+        segment_size=_TYPICAL_TOKENS if segment_size is None else segment_size,
         kept=kept,
         answered=_ANSWERED,
     )
-    reading: Reading = "one_pass" if window is None else "windows"
+    reading: Reading = "one_pass" if segment_size is None else "windows"
     return ModelReading(reading=reading, costs=costs, kept_tokens=kept, has_cache=has_cache)

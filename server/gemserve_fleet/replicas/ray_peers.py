@@ -11,7 +11,7 @@ from gemserve_fleet.replicas.ray_replicas import as_own_request, ray_failures
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.router_link import ROUTER_LINK
-from gemserve_fleet.replicas.window_shares import FromPeer, WindowShare
+from gemserve_fleet.replicas.segment_shares import FromPeer, SegmentShare
 
 
 class RayPeers:
@@ -27,7 +27,7 @@ class RayPeers:
     def names(self) -> Sequence[str]:
         return ROUTER_LINK.names()
 
-    async def read(self, peer: str, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
+    async def read(self, peer: str, share: SegmentShare) -> AsyncGenerator[FromPeer, None]:
         if peer not in self.names():
             raise ReplicaLost(f"replica {peer} does not run any more")
         with ray_failures():

@@ -17,7 +17,7 @@ from gemserve.config import EngineConfig, ModelConfig, ServerConfig, also_named,
 from gemserve_fleet.replicas.messages import FromReplica, RelayedRequest
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.replica_reports import QueueReport, report_of
-from gemserve_fleet.replicas.window_shares import FromPeer, WindowShare
+from gemserve_fleet.replicas.segment_shares import FromPeer, SegmentShare
 
 log = logging.getLogger("gemserve_fleet.replicas")
 
@@ -47,9 +47,9 @@ class Replica:
         from gemserve_fleet.replicas.model_reading import model_reading
         from gemserve_fleet.replicas.ray_peers import RayPeers
         from gemserve_fleet.replicas.relayed_app import RelayedApp
+        from gemserve_fleet.replicas.segment_sharing import SegmentSharing
         from gemserve_fleet.replicas.share_reading import ShareReader
         from gemserve_fleet.replicas.staged_adapters import StagedAdapters
-        from gemserve_fleet.replicas.window_sharing import WindowSharing
 
         switch_threads_often()
         log_to_stderr()
@@ -76,8 +76,8 @@ class Replica:
             self._traces,
             is_replica=True,
             load_adapter=adapters.stage,
-            new_sharing=lambda backlog, metrics: WindowSharing(
-                self._serving.engine, backlog, peers, metrics.lent_windows()
+            new_sharing=lambda backlog, metrics: SegmentSharing(
+                self._serving.engine, backlog, peers, metrics.lent_segments()
             ),
         )
         self._shares = ShareReader(
@@ -103,7 +103,7 @@ class Replica:
         )
 
     async def read_share(
-        self, _: RoutingHints, share: WindowShare
+        self, _: RoutingHints, share: SegmentShare
     ) -> AsyncGenerator[FromPeer, None]:
         """See `ShareReader.read`."""
         async with aclosing(self._shares.read(share)) as parts:

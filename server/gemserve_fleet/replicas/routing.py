@@ -21,7 +21,7 @@ from typing import Literal
 from gemserve.cost import ModelShape
 from gemserve_fleet.replicas.text_chunks import TextChunk
 
-# How the long text of a request is read: in windows, each of which may be in a cache; by the lower
+# How the long text of a request is read: in segments, each of which may be in a cache; by the lower
 # layers as one sequence, or by all layers. The latter two are cached from the beginning only.
 Reading = Literal["windows", "one_pass", "whole"]
 # Why a replica was chosen. "least_loaded": it has the shortest queue; nothing else was compared,
@@ -53,15 +53,15 @@ class TokenCosts:
 
     @staticmethod
     def of_shape(
-        shape: ModelShape, *, layer: int, window: int, kept: int, answered: float
+        shape: ModelShape, *, layer: int, segment_size: int, kept: int, answered: float
     ) -> TokenCosts:
-        """Costs by counted FLOPs: windows of `window` tokens are read up to `layer`.
+        """Costs by counted FLOPs: segments of `segment_size` tokens are read up to `layer`.
 
         `kept`: tokens that all layers then read. `answered`: see the class. FLOPs do not tell it,
         because a decode step reads all weights, for however many answers. Divide its time among as
         many answers as run at most, not among few: another answer adds little to a step.
         """
-        filtered = shape.filter_chunk(0, window, layer) / window
+        filtered = shape.filter_chunk(0, segment_size, layer) / segment_size
         return TokenCosts(full=shape.prefill_chunk(0, kept) / kept / filtered, answered=answered)
 
 

@@ -1,4 +1,4 @@
-"""A peer's side of a shared document: it reads groups of windows for the replica that answers."""
+"""A peer's side of a shared document: it reads groups of segments for the replica that answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import AdapterNotFound, GemserveError
-from gemserve_fleet.replicas.window_shares import (
+from gemserve_fleet.replicas.segment_shares import (
     FromPeer,
     GroupRead,
     RefusalReason,
     Refused,
-    WindowShare,
+    SegmentShare,
     request_for,
 )
 
@@ -31,7 +31,7 @@ class ShareReader:
     def __init__(self, engine: Engine, adapters: AdapterStore, backlog: Backlog) -> None:
         self._engine, self._adapters, self._backlog = engine, adapters, backlog
 
-    async def read(self, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
+    async def read(self, share: SegmentShare) -> AsyncGenerator[FromPeer, None]:
         """Each group when it is read, or a refusal of those that are left.
 
         Its work ends when the generator is closed.
@@ -51,7 +51,7 @@ class ShareReader:
             for reading in readings:
                 reading.close()
 
-    def _is_busier(self, share: WindowShare) -> bool:
+    def _is_busier(self, share: SegmentShare) -> bool:
         """Would the owner have to wait for this replica?
 
         It would read the share itself in the time of two shares, its own and this one. A queue that
@@ -59,7 +59,7 @@ class ShareReader:
         """
         return self._backlog.tokens_left > share.queued_tokens + share.num_tokens / 2
 
-    def _accept(self, share: WindowShare) -> LoadedAdapter | None:
+    def _accept(self, share: SegmentShare) -> LoadedAdapter | None:
         """The share's adapter, in the same version, if it has one. Raises `_Refusal`."""
         queued = self._backlog.tokens_left
         if self._is_busier(share):
@@ -97,8 +97,8 @@ class _Reading:
             raise _Refusal("full", str(error)) from error
         async for event in self._stream:
             self._job.see(event)
-            if isinstance(event, Finished) and event.windows_read is not None:
-                return GroupRead(self._number, event.windows_read)
+            if isinstance(event, Finished) and event.segments_read is not None:
+                return GroupRead(self._number, event.segments_read)
             if isinstance(event, Finished):
                 raise _Refusal("failed", event.error or "the engine has ended it")
         raise AssertionError("a stream has a last event")

@@ -3,8 +3,8 @@
 Where a text is cut depends on the bytes around that place alone, as in rsync and restic. So an
 inserted line changes the one or two chunks around it, and the others keep their names wherever they
 stand. No tokenizer is needed: a router must not take longer for a long text than a replica does for
-a short one. (`filtering.window_cuts` cuts tokens; a replica's windows are other pieces of the same
-text.)
+a short one. (`filtering.segment_cuts` cuts tokens; a replica's segments are other pieces of the
+same text.)
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _STREAMS = 256
 class RequestCost:
     """What a request costs.
 
-    A document is cached in pieces: its windows, or the whole. `read_s`: seconds for a piece that is
-    not cached; `cached_s`: for one that is; `rest_s`: for what is read in any case, the
+    A document is cached in pieces: its segments, or the whole. `read_s`: seconds for a piece that
+    is not cached; `cached_s`: for one that is; `rest_s`: for what is read in any case, the
     `kept_tokens` among it.
     `reading_bytes`, `decoding_bytes`: of keys and values that the request itself holds.
 
@@ -100,18 +100,20 @@ def request_cost(
     keep: int,
     max_tokens: int,
     layer: int,
-    window: int | None,
+    segment_size: int | None,
     weight_bytes: int,
     speeds: MeasuredSpeeds = NO_SPEEDS,
 ) -> RequestCost:
     """The cost of one prompt of `num_tokens` tokens with an answer of `max_tokens`.
 
-    `layer`: the filter layer. `window`: the most tokens of a window, for reading "windows".
+    `layer`: the filter layer. `segment_size`: the most tokens of a segment, for reading "windows".
     `weight_bytes`: what a decode step reads of the model. All but the question, of
     `MAX_QUESTION_TOKENS`, is in the document.
     """
     is_whole = reading == "whole"
-    num_pieces = ceil(num_tokens / window) if reading == "windows" and window is not None else 1
+    num_pieces = (
+        ceil(num_tokens / segment_size) if reading == "windows" and segment_size is not None else 1
+    )
     piece = ceil(num_tokens / num_pieces)
     question = min(MAX_QUESTION_TOKENS, piece)
     speed = speeds.read if is_whole else speeds.filtered
@@ -134,7 +136,7 @@ def request_cost(
         decoding
         if is_whole
         else reading_bytes(
-            shape, DEFAULT_METHOD, num_tokens, layer, window if reading == "windows" else None
+            shape, DEFAULT_METHOD, num_tokens, layer, segment_size if reading == "windows" else None
         )
     )
     return RequestCost(

@@ -18,10 +18,10 @@ from gemserve.cli.options import (
     make_folder,
     read_keep,
     read_options,
+    read_segment_size,
     read_value,
-    read_window,
 )
-from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_window
+from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig, find_segment_size
 from gemserve.ending_signals import EndedBySignal, ending_signals_raised
 from gemserve.errors import ConfigError
 from gemserve_lab.commands.eval_batches import (
@@ -169,14 +169,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"keep=auto: methods are compared at one budget; see method {DEFAULT_METHOD}:auto"
         )
     layer = None if arguments.layer == "auto" else read_value("layer", arguments.layer, int)
-    window = read_value("window", arguments.window, read_window)
+    segment_size = read_value("window", arguments.window, read_segment_size)
     is_read = arguments.task in READ_TASKS
     make = file_batches if is_read else generated_batches
     make_batches = make(arguments, methods)
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     # an evaluation filters every prompt that it can, even short ones
     given: EngineConfig = read_options(arguments, MEMORY_OPTIONS, EngineConfig)
-    engine = replace(given, filter_min_tokens=0, filter_layer=layer, filter_window=window)
+    engine = replace(given, filter_min_tokens=0, filter_layer=layer, filter_window=segment_size)
     out: Path | None = arguments.out
     if out is not None:
         make_folder("out", out)
@@ -256,9 +256,9 @@ def _run(
         "weights": hash_weights(core.model.hf),
         "tokenizer": hash_tokenizer(core.tokenizer),
     }
-    window = find_window(core.config.filter_window, core.calibration)
-    if window is not None:
-        settings["window"] = window
+    segment_size = find_segment_size(core.config.filter_window, core.calibration)
+    if segment_size is not None:
+        settings["window"] = segment_size
     path = arguments.out / "outcomes.jsonl" if arguments.out else None
     outcomes: list[Outcome] = []
     total = sum(len(b.subtasks) * len(b.draws) for b in batches) * len(methods)

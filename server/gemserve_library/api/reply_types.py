@@ -71,7 +71,7 @@ def library_object(described: shelf.Description, num_reading: int) -> Library:
         "id": described.name,
         "object": "library",
         "files": described.files,
-        "windows": described.windows,
+        "windows": described.segments,
         "tokens": described.tokens,
         "bytes": described.num_bytes,
         "model": described.model,

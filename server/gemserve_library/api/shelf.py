@@ -110,7 +110,7 @@ class Shelf:
         except LibraryError as error:
             return Description(name=name, error=str(error))
         try:
-            files, windows, tokens = library.totals()
+            files, segments, tokens = library.totals()
             own = self.requests.identity
             reason = None
             if library.identity.digest != own.digest:
@@ -118,7 +118,7 @@ class Shelf:
             return Description(
                 name=name,
                 files=files,
-                windows=windows,
+                segments=segments,
                 tokens=tokens,
                 num_bytes=library.num_bytes,
                 model=library.identity.model,
@@ -294,7 +294,7 @@ class Description:
 
     name: str
     files: int = 0
-    windows: int = 0
+    segments: int = 0
     tokens: int = 0
     num_bytes: int = 0
     model: str | None = None

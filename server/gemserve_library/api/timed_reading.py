@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gemserve.contract.events import Finished
-from gemserve.contract.filter_plan import Window
+from gemserve.contract.filter_plan import Segment
 from gemserve.contract.prompt_parts import Excerpt
 from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
@@ -27,7 +27,7 @@ async def read_in_time(
     """The ranks of the excerpts that could be read until `ends_s`, of `time.monotonic()`.
 
     `request`: planned, with all that was found. If that is short enough to be read at once, none is
-    left out. Raises `RequestError` if it is not read in windows, and `GemserveError` if the engine
+    left out. Raises `RequestError` if it is not read in segments, and `GemserveError` if the engine
     fails or takes no more.
     """
     ranks = frozenset(excerpt.rank for excerpt in request.excerpts)
@@ -35,7 +35,7 @@ async def read_in_time(
         request = request.reading  # the reader reads them
     plan = request.plan
     assert plan is not None, "the builder has planned it"
-    if plan.windows is None:
+    if plan.segments is None:
         if plan.reason == "short_prompt" or len(ranks) == 1:
             return ranks
         raise RequestError(
@@ -45,22 +45,22 @@ async def read_in_time(
         )
     read = set[int]()
     for excerpt in sorted(request.excerpts, key=lambda each: each.rank):
-        windows = [window for window in plan.windows.windows if _is_within(window, excerpt)]
-        if windows and not await _is_read(_part(request, excerpt, windows), submit, ends_s):
+        segments = [segment for segment in plan.segments.segments if _is_within(segment, excerpt)]
+        if segments and not await _is_read(_part(request, excerpt, segments), submit, ends_s):
             break
         read.add(excerpt.rank)
     return frozenset(read)
 
 
-def _is_within(window: Window, excerpt: Excerpt) -> bool:
-    return excerpt.start <= window.start and window.stop <= excerpt.stop
+def _is_within(segment: Segment, excerpt: Excerpt) -> bool:
+    return excerpt.start <= segment.start and segment.stop <= excerpt.stop
 
 
-def _part(request: Request, excerpt: Excerpt, windows: list[Window]) -> Request:
-    """A request that reads these windows of another one, and ends."""
+def _part(request: Request, excerpt: Excerpt, segments: list[Segment]) -> Request:
+    """A request that reads these segments of another one, and ends."""
     assert request.plan is not None
-    assert request.plan.windows is not None
-    reading = replace(request.plan.windows, windows=tuple(windows))
+    assert request.plan.segments is not None
+    reading = replace(request.plan.segments, segments=tuple(segments))
     return replace(
         request,
         request_id=f"{request.request_id}-read{excerpt.rank}",
@@ -70,7 +70,7 @@ def _part(request: Request, excerpt: Excerpt, windows: list[Window]) -> Request:
         grammar=None,
         prompt_logprobs=None,
         notes=None,
-        plan=request.plan.having(windows=reading),
+        plan=request.plan.having(segments=reading),
     )
 
 
@@ -83,7 +83,7 @@ async def _is_read(part: Request, submit: Callable[[Request], Stream], ends_s: f
     try:
         async with asyncio.timeout(left_s):
             async for event in stream:
-                if isinstance(event, Finished) and event.windows_read is None:
+                if isinstance(event, Finished) and event.segments_read is None:
                     raise GemserveError(f"a candidate could not be read: {event.error}")
     except TimeoutError:
         return False

@@ -13,7 +13,7 @@ from fastapi import Response
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
-from gemserve.contract.events import Finished, WindowsRead
+from gemserve.contract.events import Finished, SegmentsRead
 from gemserve_library.ranking.reply_types import RankedDocument, RankingUsage, Reranked, Scored
 from gemserve_library.ranking.requests import RankingRequests
 from gemserve_library.ranking.scores import attention_scores, relevance, word_shares
@@ -40,7 +40,7 @@ async def read_documents(
                 finished[index] = event
                 if is_failure(event):
                     return failure_response(event)
-    read = [each.windows_read for each in finished]
+    read = [each.segments_read for each in finished]
     whole = [each for each in read if each is not None]
     if len(whole) < len(read):
         return failure_response(ABORTED)
@@ -48,21 +48,21 @@ async def read_documents(
     return ReadDocuments(scores, _usage(requests, whole))
 
 
-def _scores(requests: RankingRequests, read: Sequence[WindowsRead]) -> list[float]:
+def _scores(requests: RankingRequests, read: Sequence[SegmentsRead]) -> list[float]:
     """The scores of all documents, by their places in the reply."""
     scores: dict[int, float] = {}
-    for ranking, request, windows in zip(requests.rankings, requests.requests, read, strict=True):
+    for ranking, request, segments in zip(requests.rankings, requests.requests, read, strict=True):
         assert request.plan is not None
-        assert request.plan.windows is not None
+        assert request.plan.segments is not None
         texts = ranking.texts
-        found = attention_scores(request.plan.windows.windows, windows.summaries, texts.ranges)
+        found = attention_scores(request.plan.segments.segments, segments.summaries, texts.ranges)
         if ranking.has_words:
             found = relevance(found, word_shares(texts.words, texts.ranges))
         scores.update(zip(ranking.places, found.tolist(), strict=True))
     return [scores[place] for place in range(len(scores))]
 
 
-def _usage(requests: RankingRequests, read: Sequence[WindowsRead]) -> RankingUsage:
+def _usage(requests: RankingRequests, read: Sequence[SegmentsRead]) -> RankingUsage:
     return {
         "prompt_tokens": requests.num_tokens,
         "completion_tokens": 0,

@@ -45,7 +45,7 @@ class RankingRequests(EngineRequests):
     def num_tokens(self) -> int:
         """Tokens of all documents, and of a query as often as it is read."""
         return sum(
-            len(request.prompt_ids) + len(ranking.texts.query) * _count_windows(request)
+            len(request.prompt_ids) + len(ranking.texts.query) * _count_segments(request)
             for request, ranking in zip(self.requests, self.rankings, strict=True)
         )
 
@@ -211,7 +211,7 @@ def reading_request(
 _AS_READ = ", counted with a query behind each document"
 
 
-def _count_windows(request: Request) -> int:
+def _count_segments(request: Request) -> int:
     assert request.plan is not None
-    assert request.plan.windows is not None
-    return len(request.plan.windows.windows)
+    assert request.plan.segments is not None
+    return len(request.plan.segments.segments)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.contract.filter_plan import SummaryArrays, Window
+from gemserve.contract.filter_plan import Segment, SummaryArrays
 from gemserve.contract.prompt_parts import TokenArray
 
 BEST_TOKENS = 8  # whose scores are a document's; a fact and its subject have about as many
@@ -24,19 +24,19 @@ Documents = Sequence[tuple[int, int]]  # half-open ranges of tokens, ascending; 
 
 
 def attention_scores(
-    windows: Sequence[Window], summaries: Sequence[SummaryArrays], documents: Documents
+    segments: Sequence[Segment], summaries: Sequence[SummaryArrays], documents: Documents
 ) -> Floats:
     """The mean of the `BEST_TOKENS` highest token scores of each document: [documents], 0 to 1.
 
-    A token's score is the largest share of a row's attention to its window and the anchor that it
-    gets in any head. Of a document in several `windows` the best one counts. Missing tokens count
+    A token's score is the largest share of a row's attention to its segment and the anchor that it
+    gets in any head. Of a document in several `segments` the best one counts. Missing tokens count
     as 0.
     """
     scores = np.zeros(len(documents))
     stops = np.array([stop for _, stop in documents])
-    for window, summary in zip(windows, summaries, strict=True):
-        at = int(np.searchsorted(stops, window.stop))
-        scores[at] = max(scores[at], _window_score(summary, window.num_tokens))
+    for segment, summary in zip(segments, summaries, strict=True):
+        at = int(np.searchsorted(stops, segment.stop))
+        scores[at] = max(scores[at], _segment_score(summary, segment.num_tokens))
     return scores
 
 
@@ -68,7 +68,7 @@ def relevance(attention: Floats, words: Floats) -> Floats:
     return (attention + words) / 2
 
 
-def _window_score(summary: SummaryArrays, num_tokens: int) -> float:
+def _segment_score(summary: SummaryArrays, num_tokens: int) -> float:
     total = np.logaddexp(summary.keys.astype(np.float64), summary.sinks)[:, None]
     scores = np.zeros(num_tokens)
     np.maximum.at(scores, summary.places.ravel(), np.exp(summary.best - total).ravel())

@@ -144,7 +144,7 @@ class BacklogJob:
             self._drawn += len(event.token_ids)
             self._backlog.add_done(len(event.token_ids))
         elif isinstance(event, Finished):
-            if event.windows_read is not None:  # for another replica, which answers
+            if event.segments_read is not None:  # for another replica, which answers
                 self._backlog.add_done(self._prompt_tokens)
             elif event.reason not in ("abort", "error"):
                 self._backlog.add_answer(event.completion_tokens)

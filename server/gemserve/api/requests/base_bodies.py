@@ -43,10 +43,10 @@ from gemserve.contract.filter_options import (
     Keep,
     Lexical,
     Protect,
-    WindowSize,
+    SegmentSize,
     parse_heads,
     parse_keep,
-    parse_window,
+    parse_segment_size,
 )
 from gemserve.filtering.methods import SERVED_METHODS
 from gemserve.prompting.answerable import Answerable
@@ -119,7 +119,7 @@ class FilterBody(Body):
     fallback: bool | None = None
     layer: Natural | Literal["auto"] = "auto"
     heads: Annotated[Any, WithJsonSchema(field_schemas.HEADS)] = None
-    window: Annotated[Any, WithJsonSchema(field_schemas.WINDOW)] = None
+    window: Annotated[Any, WithJsonSchema(field_schemas.SEGMENT_SIZE)] = None
     lexical: Lexical | None = None
     reader: FilterReader | None = None
     pooling: Literal["mean", "max"] | None = None
@@ -178,8 +178,8 @@ class FilterBody(Body):
 
     @field_validator("window")
     @classmethod
-    def _check_window(cls, value: object) -> WindowSize | None:
-        return None if value is None else parse_window(value)
+    def _check_segment_size(cls, value: object) -> SegmentSize | None:
+        return None if value is None else parse_segment_size(value)
 
     @property
     def options(self) -> FilterOptions:

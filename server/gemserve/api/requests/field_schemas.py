@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from gemserve.contract.filter_options import MAX_HEADS, MAX_KEEP, MAX_WINDOW, MIN_KEEP, MIN_WINDOW
+from gemserve.contract.filter_options import MAX_HEADS, MAX_KEEP, MAX_SEGMENT, MIN_KEEP, MIN_SEGMENT
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string", "minLength": 1}
@@ -24,10 +24,10 @@ KEEP: Json = {
         {"type": "null"},
     ],
 }
-WINDOW: Json = {
+SEGMENT_SIZE: Json = {
     "description": "The most tokens of a window in which documents are read.",
     "anyOf": [
-        {"type": "integer", "minimum": MIN_WINDOW, "maximum": MAX_WINDOW},
+        {"type": "integer", "minimum": MIN_SEGMENT, "maximum": MAX_SEGMENT},
         {"enum": ["auto", "off"]},
         {"type": "null"},
     ],

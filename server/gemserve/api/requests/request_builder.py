@@ -323,9 +323,9 @@ class RequestBuilder:
         options = FilterOptions() if body is None else body.options
         found = None if body is None else body.answerable
         # excerpts are read as they were added, also where other documents are read as one sequence
-        if found is not None and options.window is None and self.planner.window == "off":
+        if found is not None and options.window is None and self.planner.segment_size == "off":
             method = find_method(options.method or self.planner.method)
-            options = replace(options, window=found.window if method.reads_windows else None)
+            options = replace(options, window=found.segment_size if method.reads_segments else None)
         return self.planner.resolve(options)
 
     @property

@@ -59,7 +59,7 @@ class Submission(Generic[BodyT]):
     reader: EventReader
 
 
-class WindowSharing(Protocol):
+class SegmentSharing(Protocol):
     """Submits to the engine, and has other replicas read parts of long documents."""
 
     def submit_all(
@@ -118,7 +118,7 @@ class Submitter:
     timeout_s: float
     max_wait_s: float | None = None
     traces: Traces | None = None
-    sharing: WindowSharing | None = None
+    sharing: SegmentSharing | None = None
     excerpts: ExcerptFinder | None = None
     backlog: Backlog = field(default_factory=Backlog)
     preparing: Preparing = field(default_factory=Preparing)

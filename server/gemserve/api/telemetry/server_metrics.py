@@ -21,7 +21,14 @@ from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.api.telemetry.cache_metrics import CacheCollector
 from gemserve.api.telemetry.internal_errors import InternalErrors
 from gemserve.api.telemetry.loop_watch import LoopWatch
-from gemserve.contract.events import Event, Filtered, Finished, FinishReason, TextDelta, WindowsRead
+from gemserve.contract.events import (
+    Event,
+    Filtered,
+    Finished,
+    FinishReason,
+    SegmentsRead,
+    TextDelta,
+)
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.engine.worker import Engine
@@ -58,11 +65,11 @@ class Metrics:
         self._cached = self._counter(
             "cached_prompt_tokens", "Prompt tokens that were found in the document cache"
         )
-        self._windows = self._counter(
+        self._segments = self._counter(
             "windows", "Windows of documents, by where their keys came from", ["source"]
         )
         for source in ("read", "cache"):
-            self._windows.labels(source)
+            self._segments.labels(source)
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._proposed = self._counter(
             "proposed_tokens",
@@ -156,15 +163,15 @@ class Metrics:
         if report.applied:
             self._kept_shares.observe(report.kept_tokens / max(1, report.prompt_tokens))
         if report.windows is not None:
-            self.count_windows(report.windows, report.cached_windows or 0)
+            self.count_segments(report.windows, report.cached_windows or 0)
         if report.coverage is not None:
             self._coverage.observe(report.coverage)
 
-    def count_windows(self, count: int, num_cached: int) -> None:
-        self._windows.labels("cache").inc(num_cached)
-        self._windows.labels("read").inc(count - num_cached)
+    def count_segments(self, count: int, num_cached: int) -> None:
+        self._segments.labels("cache").inc(num_cached)
+        self._segments.labels("read").inc(count - num_cached)
 
-    def lent_windows(self) -> Counter:
+    def lent_segments(self) -> Counter:
         """A counter that only a server with replicas has."""
         return self._counter(
             "lent_windows", "Windows that other replicas were to read, by outcome", ["outcome"]
@@ -228,8 +235,8 @@ class RequestObserver:
                 m._itl.observe(event.drawn_s - self._last_s)
             self._last_s = event.drawn_s
         elif isinstance(event, Finished):
-            if event.windows_read is not None:
-                self._see_read(event.windows_read)
+            if event.segments_read is not None:
+                self._see_read(event.segments_read)
             if self._first_s is not None:
                 m._decode.observe(self._last_s - self._first_s)
                 m._e2e.observe(self._last_s - self._arrived_s)
@@ -247,13 +254,13 @@ class RequestObserver:
                 m._kv.labels("decode").observe(event.decode_kv_bytes)
             self._count(event.reason)
 
-    def _see_read(self, read: WindowsRead) -> None:
+    def _see_read(self, read: SegmentsRead) -> None:
         """Documents were read to be ranked, and not for an answer."""
         m = self._metrics
         m._prompt.inc(self._prompt_tokens)
         m._prompt_lengths.observe(self._prompt_tokens)
         m._cached.inc(read.cached_tokens)
-        m.count_windows(len(read.summaries), read.num_cached)
+        m.count_segments(len(read.summaries), read.num_cached)
 
     def close(self) -> None:
         """The reader has stopped: without a terminal event until now, the request was aborted."""

@@ -123,9 +123,9 @@ def _warn_if_slow(reader: Core, answering: LoadedModel, layer: int) -> None:
 
     `layer`: where that one would end.
     """
-    window = reader.calibration.USUAL_WINDOW
-    of_reader = reader.model.shape.filter_chunk(0, window, reader.config.filter_layer)
-    own = answering.model.shape.filter_chunk(0, window, layer)
+    segment_size = reader.calibration.USUAL_SEGMENT
+    of_reader = reader.model.shape.filter_chunk(0, segment_size, reader.config.filter_layer)
+    own = answering.model.shape.filter_chunk(0, segment_size, layer)
     if of_reader >= own:
         _say(
             f"warning: the reader's pass takes {of_reader / own:.1f} times the work of that of "

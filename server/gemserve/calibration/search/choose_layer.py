@@ -19,7 +19,7 @@ import torch
 
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search import choose_keep
-from gemserve.calibration.search.choose_window import PROBE_TOKENS, SIZES, choose_window
+from gemserve.calibration.search.choose_segment import PROBE_TOKENS, SIZES, choose_segment
 from gemserve.calibration.search.coverage_bound import judge_coverage
 from gemserve.calibration.search.head_search import (
     Observation,
@@ -36,7 +36,7 @@ from gemserve.calibration.search.result import (
     CalibrationResult,
     KeepResult,
     LayerResult,
-    WindowResult,
+    SegmentResult,
     rounded_mean,
 )
 from gemserve.config import DEFAULT_KEEP
@@ -72,7 +72,7 @@ class Effort:
     """How much a calibration reads: lengths of its probes, and how many of them.
 
     `samples`: documents in English prose of each length, and as many others. `confirms`: of other
-    wording, which confirm the choice. `windows`: of several windows' length. `answers`: about how
+    wording, which confirm the choice. `windows`: of several segments' length. `answers`: about how
     many questions are answered from budgets of each size. With 0 of them that is not measured.
     `prefers`: the layer that finds what is said in other words, or the cheapest that finds the
     question's words. `sees_all`: layers are measured that are too deep to be chosen, too.
@@ -103,10 +103,11 @@ def calibrate(
 ) -> CalibrationResult:
     """Choose layer, heads and rows, and the bound of coverage.
 
-    `progress` is called after every part. `breaks.pause` is called often, until windows and answers
-    are measured, and `clock` gives seconds without those of the pauses. An interrupt (Ctrl-C) ends
-    the reading. If a probe of every subject has been read by then, the choice is made from those,
-    and the result is partial. Raises `ConfigError` if the probes do not distinguish the layers.
+    `progress` is called after every part. `breaks.pause` is called often, until segments and
+    answers are measured, and `clock` gives seconds without those of the pauses. An interrupt
+    (Ctrl-C) ends the reading. If a probe of every subject has been read by then, the choice is made
+    from those, and the result is partial. Raises `ConfigError` if the probes do not distinguish the
+    layers.
     """
     lengths = effort.lengths
     deepest = core.model.num_layers - 1
@@ -152,14 +153,14 @@ def calibrate(
             lambda: _observe_all(core, others, layer, progress, confirming, "confirmation", breaks)
         )
     trust = judge_coverage(chosen, _only(read, kinds), _only(confirming, kinds))
-    windows = measuring.result_of(lambda: _windows(core, chosen, kinds, effort, progress)) or ()
+    segments = measuring.result_of(lambda: _segments(core, chosen, kinds, effort, progress)) or ()
     found = Calibration(
         layer=chosen.layer,
         heads=chosen.heads,
         ends_with=chosen.ends_with,
         coverage_bound=trust.bound,
         is_measured=True,
-        window=windows[0].window if windows else Calibration.USUAL_WINDOW,
+        window=segments[0].window if segments else Calibration.USUAL_SEGMENT,
         window_bound=trust.window_bound,
     )
     keeps, whole_score = measuring.result_of(
@@ -176,7 +177,7 @@ def calibrate(
         recalls=_by_kind(chosen, questions),
         confirmed=_by_kind(chosen, [f for p in _only(confirming, kinds) for f in p.facts]),
         whole_s=whole,
-        windows=windows,
+        segments=segments,
         keeps=keeps,
         whole_score=whole_score,
         is_partial=measuring.is_over,
@@ -200,14 +201,14 @@ class _Measuring:
             return None
 
 
-def _windows(
+def _segments(
     core: Core,
     chosen: LayerResult,
     kinds: Sequence[str],
     effort: Effort,
     progress: ReportProgress,
-) -> tuple[WindowResult, ...]:
-    """How well windows of each size find the facts of long probes, if the context has room."""
+) -> tuple[SegmentResult, ...]:
+    """How well segments of each size find the facts of long probes, if the context has room."""
     length = min(PROBE_TOKENS, 3 * core.model.context_tokens // 4)
     if not effort.windows or length <= min(SIZES):
         return ()
@@ -217,7 +218,7 @@ def _windows(
         for probe in probes
     )
     probes = [probe for probe in of_kinds if probe.examples]
-    return choose_window(core, chosen, probes, progress) if probes else ()
+    return choose_segment(core, chosen, probes, progress) if probes else ()
 
 
 def _keeps(
@@ -267,14 +268,14 @@ def _measure_rate(
 def _prompt_times(core: Core, layer: int | None, rate: float) -> tuple[float, ...]:
     """Estimated seconds to the first token for prompts of the lengths `TIMED`.
 
-    `layer`: where the filter pass ends, in windows; None: there is no filter. `rate`: FLOPs a
+    `layer`: where the filter pass ends, in segments; None: there is no filter. `rate`: FLOPs a
     second, as measured.
     """
     method: Literal["sieve", "none"] = "none" if layer is None else "sieve"
     return tuple(
         round(
             prompt_flops(
-                core.model.shape, method, n, DEFAULT_KEEP, layer or 0, Calibration.USUAL_WINDOW
+                core.model.shape, method, n, DEFAULT_KEEP, layer or 0, Calibration.USUAL_SEGMENT
             )
             / rate,
             2,

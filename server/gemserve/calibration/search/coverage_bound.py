@@ -11,7 +11,7 @@ from gemserve.calibration.search.head_search import (
     ProbeObservations,
     coverage,
     recall_of,
-    window_coverage,
+    segment_coverage,
 )
 from gemserve.calibration.search.result import LayerResult, Trust, rounded_mean
 
@@ -46,7 +46,7 @@ def judge_coverage(
 
     bound, (found, missed, absent, diffuse) = judge(coverage, 1.0)
     # facts among other text stand out more than answers in documents of their own subject
-    window_bound, of_windows = judge(window_coverage, Calibration.USUAL_WINDOW_BOUND)
+    window_bound, of_segments = judge(segment_coverage, Calibration.USUAL_SEGMENT_BOUND)
     return Trust(
         bound=bound,
         window_bound=window_bound,
@@ -54,10 +54,10 @@ def judge_coverage(
         missed=missed,
         absent=absent,
         diffuse=diffuse,
-        window_found=of_windows[0],
-        window_missed=of_windows[1],
-        window_absent=of_windows[2],
-        window_diffuse=of_windows[3],
+        window_found=of_segments[0],
+        window_missed=of_segments[1],
+        window_absent=of_segments[2],
+        window_diffuse=of_segments[3],
     )
 
 

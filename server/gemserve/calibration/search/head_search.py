@@ -160,8 +160,8 @@ def coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -
     return Sieve().coverage(scores)
 
 
-def window_coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
-    """The coverage that sieve would report if the probe were one of several windows."""
+def segment_coverage(heads: Sequence[Head], observation: Observation, ends_with: bool) -> float:
+    """The coverage that sieve would report if the probe were one of several segments."""
     scores = observation.of(heads, ends_with)
     return round(min(1.0, float(rank_passages(scores, observation.passages).max())), 4)
 

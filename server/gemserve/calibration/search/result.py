@@ -37,7 +37,7 @@ class LayerResult:
 class Trust:
     """How well coverage separates good from bad choices, on probes that did not set the bounds.
 
-    `bound`, `window_bound`: of prompts that are read as one sequence, and in windows. Of each the
+    `bound`, `window_bound`: of prompts that are read as one sequence, and in segments. Of each the
     share of choices that it distrusts: where the fact was found (false alarms), where the document
     has no answer (`absent`), where a question is about all of the text (`diffuse`), and where the
     fact was missed. None: there was no such choice to measure it on.
@@ -56,8 +56,8 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowResult:
-    """How well windows of one size find what a question needs in longer documents.
+class SegmentResult:
+    """How well segments of one size find what a question needs in longer documents.
 
     `window`: the most tokens of one; None: one pass. `recall`: the share of the needed tokens that
     are kept, with a thirty-second of the document. `work`: FLOPs of the filter pass over 32,768
@@ -87,7 +87,7 @@ class CalibrationResult:
     `recalls`, `confirmed`: of the chosen heads by kind of question, on the probes that they were
     chosen by and on those of other wording; the latter is empty if that was not measured.
     `whole_s`: estimated seconds to the first token without a filter, for the lengths `TIMED`.
-    `windows`, `keeps`: what was chosen first, then others; empty if that was not measured.
+    `segments`, `keeps`: what was chosen first, then others; empty if that was not measured.
     `whole_score`: the share of right answers to the same questions from whole prompts.
     `is_partial`: an interrupt ended the measuring.
     """
@@ -101,7 +101,7 @@ class CalibrationResult:
     recalls: dict[str, float]
     confirmed: dict[str, float]
     whole_s: tuple[float, ...]
-    windows: tuple[WindowResult, ...] = ()
+    segments: tuple[SegmentResult, ...] = ()
     keeps: tuple[KeepResult, ...] = ()
     whole_score: float | None = None
     is_partial: bool = False
@@ -119,10 +119,10 @@ class CalibrationResult:
 
     def as_json(self) -> dict[str, Any]:
         """The part of `calibration.json` that describes this result."""
-        windows: dict[str, Any] = {}
-        if self.windows:
-            best = self.windows[0].window
-            windows = {"window": best, "windows": [asdict(row) for row in self.windows]}
+        segments: dict[str, Any] = {}
+        if self.segments:
+            best = self.segments[0].window
+            segments = {"window": best, "windows": [asdict(row) for row in self.segments]}
         keeps: dict[str, Any] = {}
         if self.keeps:
             keeps = {
@@ -137,7 +137,7 @@ class CalibrationResult:
             "ends_with": self.chosen.ends_with,
             "coverage_bound": self.trust.bound,
             "window_bound": self.trust.window_bound,
-            **windows,
+            **segments,
             **keeps,
             "recall": {"words": self.chosen.words, "meaning": self.chosen.meaning},
             "probes": {

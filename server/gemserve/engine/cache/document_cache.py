@@ -71,7 +71,7 @@ class CachedDocument:
     is_pinned: bool = False
     is_saved: bool = False  # on the disk, as far as it should be
     entry: CacheEntry = field(default_factory=CacheEntry)  # outlives the document
-    name: bytes | None = None  # of a window
+    name: bytes | None = None  # of a segment
     num_stable: int = 0  # of a part that was chosen: see `add`
     last_used: int = 0
     used_s: float = 0.0
@@ -135,7 +135,7 @@ class DocumentCache:
         self._pool = pool
         self._limit = limit
         self._documents: list[CachedDocument] = []
-        self._windows: dict[tuple[CacheKey, bytes], CachedDocument] = {}
+        self._segments: dict[tuple[CacheKey, bytes], CachedDocument] = {}
         self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
@@ -201,22 +201,22 @@ class DocumentCache:
                     best, most = document, count
         return (None, 0) if best is None else (best, most)
 
-    def find_window(self, key: CacheKey, name: bytes) -> CachedDocument | None:
-        """The window of this name: see `filter_plan.Window`."""
-        return self._windows.get((key, name))
+    def find_segment(self, key: CacheKey, name: bytes) -> CachedDocument | None:
+        """The segment of this name: see `filter_plan.Segment`."""
+        return self._segments.get((key, name))
 
-    def use_window(
+    def use_segment(
         self, document: CachedDocument, ids: Collection[str] = (), is_pinned: bool = False
     ) -> None:
-        """Note that a window was found for a request; see `wants`."""
+        """Note that a segment was found for a request; see `wants`."""
         self._touch(document)
         if not self.has_forgotten(ids):
             self._mark(document, ids, is_pinned)
 
-    def room_for_window(
+    def room_for_segment(
         self, size: int, spared: Collection[CachedDocument], tenant: bytes
     ) -> Span | None:
-        """Memory for a window, for which others but `spared` give way; None: there is none."""
+        """Memory for a segment, for which others but `spared` give way; None: there is none."""
         coming = (tenant, size)
         while self._held.units + size > self._limit or self._pool.free < size:
             if not self._evict_oldest(spared, coming=coming):
@@ -226,7 +226,7 @@ class DocumentCache:
             span = self._pool.allocate(size)
         return span
 
-    def add_window(
+    def add_segment(
         self,
         key: CacheKey,
         name: bytes,
@@ -237,11 +237,11 @@ class DocumentCache:
         *,
         is_complete: bool = True,
     ) -> CachedDocument:
-        """Take over a window's share, for which `room_for_window` has made room.
+        """Take over a segment's share, for which `room_for_segment` has made room.
 
-        One that is not complete is not found before `complete_window`, but may give way.
+        One that is not complete is not found before `complete_segment`, but may give way.
         """
-        assert (key, name) not in self._windows
+        assert (key, name) not in self._segments
         share.span.is_private |= bool(ids)
         share.span.ids |= frozenset(ids)
         document = CachedDocument(key, tokens, (share,), frozenset(ids), name=name)
@@ -251,19 +251,19 @@ class DocumentCache:
         self.num_changes += 1
         self._mark(document, (), is_pinned)
         if is_complete:
-            self.complete_window(document)
+            self.complete_segment(document)
         return document
 
-    def complete_window(self, document: CachedDocument) -> None:
-        """Let a window be found, all of whose keys and values are there now."""
+    def complete_segment(self, document: CachedDocument) -> None:
+        """Let a segment be found, all of whose keys and values are there now."""
         assert document.name is not None
         assert not document.is_dropped
-        if self._windows.setdefault((document.key, document.name), document) is not document:
+        if self._segments.setdefault((document.key, document.name), document) is not document:
             self._drop(document)  # another pass was faster
         self.num_changes += 1
 
-    def drop_window(self, document: CachedDocument) -> None:
-        """Give up a window. Idempotent."""
+    def drop_segment(self, document: CachedDocument) -> None:
+        """Give up a segment. Idempotent."""
         if not document.is_dropped:
             self._drop(document)
 
@@ -476,8 +476,8 @@ class DocumentCache:
     def _drop(self, document: CachedDocument) -> None:
         document.entry.is_dropped = True
         self._documents.remove(document)
-        if self.find_window(document.key, document.name or b"") is document:
-            del self._windows[document.key, document.name or b""]
+        if self.find_segment(document.key, document.name or b"") is document:
+            del self._segments[document.key, document.name or b""]
         self._held.remove(document)
         if document.is_pinned:
             self._held_pinned.remove(document)

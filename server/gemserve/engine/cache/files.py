@@ -1,9 +1,9 @@
-"""Files of the document cache: keys and values of one filter pass or window, proven before use.
+"""Files of the document cache: keys and values of one filter pass or segment, proven before use.
 
 A file is in the safetensors format. Its tensors `segment.0`, `segment.1`, … hold the keys and
-values of some hundred tokens each: [units, kv_heads, tokens, head_dim]. The header has a checksum
-of each segment, and hashes of the tokens, which are not in the file themselves: of a pass a chain,
-of a window one hash of its name.
+values of blocks of some hundred tokens: [units, kv_heads, tokens, head_dim]. The header has a
+checksum of each block, and hashes of the tokens, which are not in the file themselves: of a pass a
+chain, of a segment one hash of its name.
 The last tensor, `seal`, is a keyed hash of the header. So what was cut off, altered, or written by
 somebody else is found before it is used.
 """
@@ -38,7 +38,7 @@ class DamagedFile(Exception):
 class FileInfo:
     """What a file's header says.
 
-    `chain`: a hash of everything up to each `CHAIN_TOKENS` tokens, or the only one of a window.
+    `chain`: a hash of everything up to each `CHAIN_TOKENS` tokens, or the only one of a segment.
     `shape`: units, key heads and head size. `ids`: the stored documents in it. `seconds_per_cost`:
     how fast the server computed when it wrote the file.
     """
@@ -49,7 +49,7 @@ class FileInfo:
     shape: tuple[int, int, int]
     dtype: str
     element_bytes: int
-    segment_tokens: int
+    block_tokens: int
     ids: frozenset[str]
     seconds_per_cost: float
     checksums: tuple[bytes, ...] = ()
@@ -61,18 +61,18 @@ class FileInfo:
         return units * heads * dim * self.element_bytes
 
     @property
-    def num_segments(self) -> int:
-        return -(-self.num_tokens // self.segment_tokens)
+    def num_blocks(self) -> int:
+        return -(-self.num_tokens // self.block_tokens)
 
     @property
     def num_bytes(self) -> int:
         """The size of the file, without its header if that is not written yet."""
         return self.data_start + self.num_tokens * self.token_bytes + _SUM_BYTES
 
-    def tokens_of(self, segment: int) -> tuple[int, int]:
-        """The first token of a segment, and how many it has."""
-        start = segment * self.segment_tokens
-        return start, min(self.segment_tokens, self.num_tokens - start)
+    def tokens_of(self, block: int) -> tuple[int, int]:
+        """The first token of a block, and how many it has."""
+        start = block * self.block_tokens
+        return start, min(self.block_tokens, self.num_tokens - start)
 
 
 class FileWriter:
@@ -82,13 +82,13 @@ class FileWriter:
         self._info, self._key = info, key
         self.temporary = info.path.with_suffix(".tmp")
         self._sums: list[bytes] = []
-        self._header_bytes = len(_header(info, [bytes(_SUM_BYTES)] * info.num_segments))
+        self._header_bytes = len(_header(info, [bytes(_SUM_BYTES)] * info.num_blocks))
         opened = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._file = os.fdopen(opened, "wb", buffering=0)
         self._file.seek(self._header_bytes)  # writing might fail, with nobody to remove the file
 
     def add(self, data: memoryview) -> None:
-        """Append the next segment."""
+        """Append the next block."""
         self._sums.append(checksum(data))
         self._write(data)
 
@@ -149,7 +149,7 @@ def read_info(path: Path, key: bytes) -> FileInfo:
         shape=tuple(json.loads(fields["shape"])),
         dtype=fields["dtype"],
         element_bytes=int(fields["element_bytes"]),
-        segment_tokens=int(fields["segment_tokens"]),
+        block_tokens=int(fields["segment_tokens"]),
         ids=frozenset(json.loads(fields["ids"])),
         seconds_per_cost=float(fields["seconds_per_cost"]),
         checksums=_parts(bytes.fromhex(fields["checksums"]), _SUM_BYTES),
@@ -169,9 +169,9 @@ def open_plain(path: str, flags: int) -> int:
     return opened
 
 
-def read_segment(file: BinaryIO, info: FileInfo, segment: int) -> bytearray:
-    """The bytes of one segment. Raises `DamagedFile` or `OSError`."""
-    start, count = info.tokens_of(segment)
+def read_block(file: BinaryIO, info: FileInfo, block: int) -> bytearray:
+    """The bytes of one block. Raises `DamagedFile` or `OSError`."""
+    start, count = info.tokens_of(block)
     data = bytearray(count * info.token_bytes)
     view = memoryview(data)
     file.seek(info.data_start + start * info.token_bytes)
@@ -180,8 +180,8 @@ def read_segment(file: BinaryIO, info: FileInfo, segment: int) -> bytearray:
         if not num_read:
             raise DamagedFile("it is cut off")
         view = view[num_read:]
-    if checksum(memoryview(data)) != info.checksums[segment]:
-        raise DamagedFile(f"segment {segment} is damaged")
+    if checksum(memoryview(data)) != info.checksums[block]:
+        raise DamagedFile(f"segment {block} is damaged")
     return data
 
 
@@ -196,8 +196,8 @@ def hash_chain(key: bytes, seed: bytes, tokens: Any) -> tuple[bytes, ...]:
     return tuple(chain)
 
 
-def hash_window(key: bytes, seed: bytes, name: bytes) -> bytes:
-    """A hash of `seed` and a window's name, which is no link of any chain."""
+def hash_segment(key: bytes, seed: bytes, name: bytes) -> bytes:
+    """A hash of `seed` and a segment's name, which is no link of any chain."""
     start = hashlib.blake2b(seed, key=key, digest_size=_LINK_BYTES).digest()
     keyed = hashlib.blake2b(start + name, key=key, digest_size=_LINK_BYTES, person=b"window")
     return keyed.digest()
@@ -215,16 +215,16 @@ def _header(info: FileInfo, sums: Sequence[bytes]) -> bytes:
             "shape": json.dumps(info.shape),
             "dtype": info.dtype,
             "element_bytes": str(info.element_bytes),
-            "segment_tokens": str(info.segment_tokens),
+            "segment_tokens": str(info.block_tokens),
             "ids": json.dumps(sorted(info.ids)),
             "seconds_per_cost": repr(info.seconds_per_cost),
         }
     }
     end = 0
-    for segment in range(info.num_segments):
-        count = info.tokens_of(segment)[1]
+    for block in range(info.num_blocks):
+        count = info.tokens_of(block)[1]
         start, end = end, end + count * info.token_bytes
-        tensors[f"segment.{segment}"] = {
+        tensors[f"segment.{block}"] = {
             "dtype": info.dtype,
             "shape": [units, heads, count, dim],
             "data_offsets": [start, end],

@@ -24,13 +24,13 @@ class CacheCounts:
 class DiskCounts:
     """Since the start: passes that went on from files, tokens of these, and files written.
 
-    `windows`: those that were read from files. `errors`: files that could not be read, written or
+    `segments`: those that were read from files. `errors`: files that could not be read, written or
     copied.
     """
 
     hits: int = 0
     hit_tokens: int = 0
-    windows: int = 0
+    segments: int = 0
     writes: int = 0
     errors: int = 0
 

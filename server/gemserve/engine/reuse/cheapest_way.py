@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.reuse.lookup import find_source
-from gemserve.engine.reuse.windows import num_cached_tokens
+from gemserve.engine.reuse.segments import num_cached_tokens
 from gemserve.engine.sequence.sequence import LiveSequence
 
 _ANSWER_TOKENS = 128  # expected of an answer that may be longer
@@ -33,9 +33,11 @@ def is_cheaper_whole(
     if whole < filtered:
         return True
     assert plan.layer is not None
-    if sequence.window_pass is not None:
+    if sequence.segment_pass is not None:
         cached = num_cached_tokens(cache, sequence)
-        filtered += sequence.window_pass.flops(shape, cached, sequence.window_pass.plan.num_tokens)
+        filtered += sequence.segment_pass.flops(
+            shape, cached, sequence.segment_pass.plan.num_tokens
+        )
     else:
         source = find_source(cache, sequence, running)
         count = 0 if source is None else source.count

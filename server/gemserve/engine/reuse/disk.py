@@ -1,10 +1,10 @@
 """Documents of the cache on the disk: kept when memory is needed, and after a restart.
 
-A window is in a file of its own, so it is found again wherever it stands in a prompt. What a pass
-will read next of windows is loaded while it reads the present ones, into memory that the cache owns
-from the beginning. So a window that must give way meanwhile is computed.
+A segment is in a file of its own, so it is found again wherever it stands in a prompt. What a pass
+will read next of segments is loaded while it reads the present ones, into memory that the cache
+owns from the beginning. So a segment that must give way meanwhile is computed.
 
-The engine's thread copies segments between the pool and host memory, a few MiB in each step. So
+The engine's thread copies blocks between the pool and host memory, a few MiB in each step. So
 nothing that the other threads work on can move or be given away. A file that cannot be read or
 written costs its request some time and nothing else.
 """
@@ -29,20 +29,20 @@ from gemserve.engine.cache.document_cache import (
     CacheKey,
     DocumentCache,
 )
-from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain, hash_window
+from gemserve.engine.cache.files import CHAIN_TOKENS, FileInfo, hash_chain, hash_segment
 from gemserve.engine.cache.folder import CacheFolder
 from gemserve.engine.cache.state import CacheState, DiskCounts
-from gemserve.engine.memory import KVPlace, MemoryShare, Segment
+from gemserve.engine.memory import KVPlace, MemoryShare, Stretch
 from gemserve.engine.reuse.disk_threads import CacheThreads, FileLoad, FileSave
-from gemserve.engine.reuse.windows import window_key, window_tokens
+from gemserve.engine.reuse.segments import segment_key, segment_tokens
+from gemserve.engine.sequence.segment_pass import SegmentPass
 from gemserve.engine.sequence.sequence import LiveSequence, State
-from gemserve.engine.sequence.window_pass import WindowPass
 
 log = logging.getLogger("gemserve.engine")
-_STEP_SEGMENTS = 4  # most segments that one step copies into the pool
-_GROUPS_AHEAD = 1  # groups of windows that are loaded while a pass reads another one
+_STEP_BLOCKS = 4  # most blocks that one step copies into the pool
+_GROUPS_AHEAD = 1  # groups of segments that are loaded while a pass reads another one
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
-_STALL_S = 10.0  # without a segment, after which the disk counts as broken
+_STALL_S = 10.0  # without a block, after which the disk counts as broken
 _PAUSE_S = 60.0  # without writing, after an error: a disk that is full may have room again
 _LONGEST_TURN_S = 0.5  # that counts as waiting: a process that was stopped has not waited
 
@@ -56,7 +56,7 @@ class HostCopies(Protocol):
     @property
     def dtype(self) -> str: ...
     def take(
-        self, segments: Sequence[Segment], num_units: int, start: int, count: int
+        self, stretches: Sequence[Stretch], num_units: int, start: int, count: int
     ) -> memoryview: ...
     def put(self, place: KVPlace, num_units: int, start: int, data: bytes | bytearray) -> None: ...
 
@@ -82,14 +82,14 @@ class PassLoad(FileLoad):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class WindowLoad(FileLoad):
-    """A load of a window, into memory of the cache: `document` is not complete yet."""
+class SegmentLoad(FileLoad):
+    """A load of a segment, into memory of the cache: `document` is not complete yet."""
 
     document: CachedDocument
     is_wanted: bool = True  # by a pass that will read it
 
     @property
-    def window(self) -> tuple[CacheKey, bytes | None]:
+    def segment(self) -> tuple[CacheKey, bytes | None]:
         return self.document.key, self.document.name
 
     @property
@@ -104,32 +104,32 @@ class WindowLoad(FileLoad):
 
 
 @dataclass(slots=True, eq=False)
-class WindowReader:
-    """A sequence that reads windows. `num_looked`: groups that were looked for on the disk."""
+class SegmentReader:
+    """A sequence that reads segments. `num_looked`: groups that were looked for on the disk."""
 
     sequence: LiveSequence
-    reading: WindowPass
+    reading: SegmentPass
     key: CacheKey
     num_looked: int = 0
     has_hit: bool = False
 
     @property
     def awaited(self) -> set[tuple[CacheKey, bytes | None]]:
-        """The windows of the next group, as long as nobody has looked what of it is cached."""
+        """The segments of the next group, as long as nobody has looked what of it is cached."""
         reading = self.reading
         if reading.found is not None or reading.next_group == len(reading.groups):
             return set()
-        return self.windows_of(reading.next_group)
+        return self.segments_of(reading.next_group)
 
     @property
     def wanted(self) -> set[tuple[CacheKey, bytes | None]]:
-        """The windows that should be loaded, if they are on the disk."""
+        """The segments that should be loaded, if they are on the disk."""
         ahead = range(self.reading.next_group + 1, self.num_looked)
-        return self.awaited.union(*map(self.windows_of, ahead))
+        return self.awaited.union(*map(self.segments_of, ahead))
 
-    def windows_of(self, group: int) -> set[tuple[CacheKey, bytes | None]]:
-        windows = self.reading.plan.windows
-        return {(self.key, windows[index].name) for index in self.reading.groups[group]}
+    def segments_of(self, group: int) -> set[tuple[CacheKey, bytes | None]]:
+        segments = self.reading.plan.segments
+        return {(self.key, segments[index].name) for index in self.reading.groups[group]}
 
 
 class DiskCache:
@@ -154,8 +154,8 @@ class DiskCache:
         self._identity, self._seconds_per_cost = identity, seconds_per_cost
         self._threads = CacheThreads(folder.key)
         self._bytes_per_s = folder.bytes_per_s
-        self._loads: list[PassLoad | WindowLoad] = []
-        self._readers: list[WindowReader] = []
+        self._loads: list[PassLoad | SegmentLoad] = []
+        self._readers: list[SegmentReader] = []
         self._save: FileSave | None = None
         self._seen_changes = -1
         self._is_writing = True
@@ -186,8 +186,8 @@ class DiskCache:
         """
         if not len(self.folder):
             return False
-        if sequence.window_pass is not None:
-            return self._begin_windows(sequence, sequence.window_pass)
+        if sequence.segment_pass is not None:
+            return self._begin_segments(sequence, sequence.segment_pass)
         key = sequence.cache_key
         if key is None or key.layer is None:
             return False
@@ -200,8 +200,8 @@ class DiskCache:
             return False
         sequence.is_loading = True
         sequence.memory.is_private |= bool(info.ids)
-        segment = num_cached // info.segment_tokens
-        self._begin(PassLoad(sequence=sequence, info=info, num_tokens=stop, segment=segment))
+        block = num_cached // info.block_tokens
+        self._begin(PassLoad(sequence=sequence, info=info, num_tokens=stop, block=block))
         return True
 
     def work(self) -> None:
@@ -219,7 +219,7 @@ class DiskCache:
     def forget(self, ids: Collection[str]) -> None:
         """Delete what contains these stored documents, written or half written.
 
-        A thread that is writing one goes on to the end of its segment, in a file without a name.
+        A thread that is writing one goes on to the end of its block, in a file without a name.
         """
         save = self._save
         if save is not None and not save.info.ids.isdisjoint(ids):
@@ -239,8 +239,8 @@ class DiskCache:
     def _chain(self, key: CacheKey, tokens: Tokens) -> tuple[bytes, ...]:
         return hash_chain(self.folder.key, self._seed(key), tokens)
 
-    def _window_chain(self, key: CacheKey, name: bytes) -> tuple[bytes, ...]:
-        return (hash_window(self.folder.key, self._seed(key), name),)
+    def _segment_chain(self, key: CacheKey, name: bytes) -> tuple[bytes, ...]:
+        return (hash_segment(self.folder.key, self._seed(key), name),)
 
     def _seed(self, key: CacheKey) -> bytes:
         """What keys and values depend on besides the tokens."""
@@ -256,7 +256,7 @@ class DiskCache:
         """Is loading tokens start..stop−1 of a pass faster than computing them?"""
         if stop - start < CHAIN_TOKENS:
             return False
-        first = start - start % info.segment_tokens
+        first = start - start % info.block_tokens
         waiting = sum(load.info.num_bytes for load in self._loads)
         flops = self._shape.filter_chunk(start, stop - start, layer)
         return self._is_worth(waiting + (stop - first) * info.token_bytes, flops, _OVERHEAD_S)
@@ -268,19 +268,19 @@ class DiskCache:
             return False
         return num_bytes / self._bytes_per_s + overhead_s < pace * flops
 
-    def _begin(self, load: PassLoad | WindowLoad) -> None:
+    def _begin(self, load: PassLoad | SegmentLoad) -> None:
         self._loads.append(load)
         self._threads.load(load)
 
-    def _begin_windows(self, sequence: LiveSequence, reading: WindowPass) -> bool:
-        """Let a pass wait if the disk has some of its first windows. `work` begins to load them.
+    def _begin_segments(self, sequence: LiveSequence, reading: SegmentPass) -> bool:
+        """Let a pass wait if the disk has some of its first segments. `work` begins to load them.
 
         Not here, because documents must not give way while a step is planned.
         """
-        key = window_key(sequence)
+        key = segment_key(sequence)
         if key is None:
             return False
-        reader = WindowReader(sequence, reading, key)
+        reader = SegmentReader(sequence, reading, key)
         self._readers.append(reader)
         has_files = bool(self._find_files(reader, reading.groups[0]))
         reader.num_looked = 0 if has_files else 1
@@ -291,7 +291,7 @@ class DiskCache:
 
     def _serve_readers(self) -> None:
         """Begin to load what passes read next, and let those go on that wait for nothing."""
-        self._readers = [r for r in self._readers if window_key(r.sequence) and _is_filtering(r)]
+        self._readers = [r for r in self._readers if segment_key(r.sequence) and _is_filtering(r)]
         for reader in self._readers:
             stop = min(len(reader.reading.groups), reader.reading.next_group + 1 + _GROUPS_AHEAD)
             while reader.num_looked < stop:
@@ -300,65 +300,70 @@ class DiskCache:
                 self._load_group(reader, self._find_files(reader, group))
         wanted = set[tuple[CacheKey, bytes | None]]().union(*(r.wanted for r in self._readers))
         for load in self._loads:
-            if isinstance(load, WindowLoad):
-                load.is_wanted = load.window in wanted
+            if isinstance(load, SegmentLoad):
+                load.is_wanted = load.segment in wanted
         loading = self._loading
         for reader in self._readers:
             reader.sequence.is_loading = not loading.isdisjoint(reader.awaited)
 
     @property
     def _loading(self) -> set[tuple[CacheKey, bytes | None]]:
-        return {load.window for load in self._loads if isinstance(load, WindowLoad)}
+        return {load.segment for load in self._loads if isinstance(load, SegmentLoad)}
 
-    def _find_files(self, reader: WindowReader, group: range) -> dict[int, FileInfo]:
-        """By index, the files of those windows of a group that memory does not have."""
+    def _find_files(self, reader: SegmentReader, group: range) -> dict[int, FileInfo]:
+        """By index, the files of those segments of a group that memory does not have."""
         seen, files = self._loading, dict[int, FileInfo]()
         for index in group:
-            name = reader.reading.plan.windows[index].name
-            if self._cache.find_window(reader.key, name) is None and (reader.key, name) not in seen:
-                info, _ = self.folder.find(self._window_chain(reader.key, name))
+            name = reader.reading.plan.segments[index].name
+            if (
+                self._cache.find_segment(reader.key, name) is None
+                and (reader.key, name) not in seen
+            ):
+                info, _ = self.folder.find(self._segment_chain(reader.key, name))
                 if info is not None:
                     files[index] = info
                     seen.add((reader.key, name))
         return files
 
-    def _load_group(self, reader: WindowReader, files: dict[int, FileInfo]) -> None:
-        """Begin to load windows, if that is worth it."""
+    def _load_group(self, reader: SegmentReader, files: dict[int, FileInfo]) -> None:
+        """Begin to load segments, if that is worth it."""
         key, reading, own = reader.key, reader.reading, reader.wanted
         assert key.layer is not None
         others = [
-            load for load in self._loads if isinstance(load, PassLoad) or load.window not in own
+            load for load in self._loads if isinstance(load, PassLoad) or load.segment not in own
         ]
         num_bytes = sum(load.info.num_bytes for load in others)
         num_bytes += sum(info.num_bytes for info in files.values())
         flops = sum(self._shape.filter_chunk(0, f.num_tokens, key.layer) for f in files.values())
         if not files or not self._is_worth(num_bytes, flops, _OVERHEAD_S):
             return
-        names = [reading.plan.windows[index].name for index in reading.left]
-        present = {self._cache.find_window(key, name) for name in names}
+        names = [reading.plan.segments[index].name for index in reading.left]
+        present = {self._cache.find_segment(key, name) for name in names}
         spared = reading.used.union(document for document in present if document is not None)
         for index, info in files.items():
-            name = reading.plan.windows[index].name
-            tokens = window_tokens(reading, reader.sequence, index)
+            name = reading.plan.segments[index].name
+            tokens = segment_tokens(reading, reader.sequence, index)
             if len(tokens) != info.num_tokens:
                 continue
             size = info.num_tokens * filter_units(key.layer)
-            span = self._cache.room_for_window(size, spared, key.tenant)
+            span = self._cache.room_for_segment(size, spared, key.tenant)
             if span is None:
                 return
             share = MemoryShare(span, info.num_tokens, info.num_tokens)
-            document = self._cache.add_window(key, name, tokens, share, info.ids, is_complete=False)
+            document = self._cache.add_segment(
+                key, name, tokens, share, info.ids, is_complete=False
+            )
             document.is_saved = True
             reading.used.add(document)
             spared.add(document)
-            self._begin(WindowLoad(document=document, info=info, num_tokens=info.num_tokens))
+            self._begin(SegmentLoad(document=document, info=info, num_tokens=info.num_tokens))
 
-    def _go_on_loading(self, load: PassLoad | WindowLoad) -> None:
-        is_dropped = isinstance(load, WindowLoad) and load.document.is_dropped
+    def _go_on_loading(self, load: PassLoad | SegmentLoad) -> None:
+        is_dropped = isinstance(load, SegmentLoad) and load.document.is_dropped
         if is_dropped or not load.is_wanted:
             self._cancel_load(load)
             return
-        for _ in range(_STEP_SEGMENTS):
+        for _ in range(_STEP_BLOCKS):
             try:
                 item = load.ready.get_nowait()
             except Empty:
@@ -367,31 +372,31 @@ class DiskCache:
             if not isinstance(item, bytearray):
                 self._end_load(load, item)
                 return
-            start, count = load.info.tokens_of(load.segment)
+            start, count = load.info.tokens_of(load.block)
             try:
                 self._put(load, start, item)
             except Exception as error:
                 load.is_cancelled = True
                 self._end_load(load, error)
                 return
-            load.segment += 1
+            load.block += 1
             load.num_bytes += len(item)
             if isinstance(load, PassLoad):
                 load.sequence.done = max(load.sequence.done, start + count)
 
-    def _put(self, load: PassLoad | WindowLoad, start: int, data: bytearray) -> None:
+    def _put(self, load: PassLoad | SegmentLoad, start: int, data: bytearray) -> None:
         """Write tokens `start`… of a load to where they go."""
         self._copies.put(load.place, filter_units(load.layer), start, data)
 
-    def _cancel_load(self, load: PassLoad | WindowLoad) -> None:
+    def _cancel_load(self, load: PassLoad | SegmentLoad) -> None:
         load.is_cancelled = True
         self._loads.remove(load)
-        if isinstance(load, WindowLoad):
-            self._cache.drop_window(load.document)
+        if isinstance(load, SegmentLoad):
+            self._cache.drop_segment(load.document)
         else:
             load.sequence.is_loading = False
 
-    def _end_load(self, load: PassLoad | WindowLoad, error: Exception | None) -> None:
+    def _end_load(self, load: PassLoad | SegmentLoad, error: Exception | None) -> None:
         self._loads.remove(load)
         if error is not None:
             self.counts.errors += 1
@@ -401,8 +406,8 @@ class DiskCache:
             seconds = max(1e-6, load.taken_s)
             self._bytes_per_s += 0.2 * (load.num_bytes / seconds - self._bytes_per_s)
             self.folder.touch(load.info)
-        if isinstance(load, WindowLoad):
-            self._end_window(load, error is None)
+        if isinstance(load, SegmentLoad):
+            self._end_segment(load, error is None)
             return
         sequence = load.sequence
         sequence.is_loading = False
@@ -411,16 +416,16 @@ class DiskCache:
             self.counts.hit_tokens += sequence.done - sequence.num_cached
             sequence.num_cached = sequence.done
 
-    def _end_window(self, load: WindowLoad, is_good: bool) -> None:
-        """Let passes find a window that was loaded. One that was not is computed."""
+    def _end_segment(self, load: SegmentLoad, is_good: bool) -> None:
+        """Let passes find a segment that was loaded. One that was not is computed."""
         if not is_good:
-            self._cache.drop_window(load.document)
+            self._cache.drop_segment(load.document)
             return
-        self._cache.complete_window(load.document)
-        self.counts.windows += 1
+        self._cache.complete_segment(load.document)
+        self.counts.segments += 1
         self.counts.hit_tokens += load.num_tokens
         for reader in self._readers:
-            if not reader.has_hit and load.window in reader.wanted:
+            if not reader.has_hit and load.segment in reader.wanted:
                 reader.has_hit = True
                 self.counts.hits += 1
 
@@ -472,7 +477,7 @@ class DiskCache:
         if document.name is None:
             chain = self._chain(key, document.tokens)
         else:
-            chain = self._window_chain(key, document.name)
+            chain = self._segment_chain(key, document.name)
         known, num_links = self.folder.find(chain)
         num_missing = num_tokens - CHAIN_TOKENS * num_links if document.name is None else 0
         if known is not None and num_missing < FEWEST_TOKENS:
@@ -491,11 +496,11 @@ class DiskCache:
             shape=(filter_units(layer), shape.num_kv_heads, shape.head_dim),
             dtype=self._copies.dtype,
             element_bytes=shape.element_bytes,
-            segment_tokens=CHAIN_TOKENS,
+            block_tokens=CHAIN_TOKENS,
             ids=document.ids.union(*(f.ids for f in beginnings)),
             seconds_per_cost=pace,
         )
-        # a window is loaded with others of its group
+        # a segment is loaded with others of its group
         share = 1.0 if document.name is None else num_tokens / GROUP_TOKENS
         flops, num_bytes = shape.filter_chunk(0, info.num_tokens, layer), info.num_bytes
         return info if self._is_worth(num_bytes, flops, share * _OVERHEAD_S) else None
@@ -504,11 +509,11 @@ class DiskCache:
         if save.is_over:
             self._end_save(save)
             return
-        if save.document.is_dropped and save.segment < save.info.num_segments:
+        if save.document.is_dropped and save.block < save.info.num_blocks:
             self._cancel(save)
             return
-        if save.segment < save.info.num_segments and not save.given.full():
-            start, count = save.info.tokens_of(save.segment)
+        if save.block < save.info.num_blocks and not save.given.full():
+            start, count = save.info.tokens_of(save.block)
             try:
                 save.given.put_nowait(self._take(save.document, start, count))
             except Exception as error:
@@ -516,12 +521,12 @@ class DiskCache:
                 log.warning("document cache: a document is not written: %s", error)
                 self._cancel(save)
                 return
-            save.segment += 1
+            save.block += 1
 
     def _take(self, document: CachedDocument, start: int, count: int) -> memoryview:
         assert document.key.layer is not None, "prompts read whole are not written to disk"
-        segments = [share.segment for share in document.shares]
-        return self._copies.take(segments, filter_units(document.key.layer), start, count)
+        stretches = [share.stretch for share in document.shares]
+        return self._copies.take(stretches, filter_units(document.key.layer), start, count)
 
     def _end_save(self, save: FileSave) -> None:
         self._save = None
@@ -547,7 +552,7 @@ class DiskCache:
         self._save = None
 
 
-def _is_filtering(reader: WindowReader) -> bool:
+def _is_filtering(reader: SegmentReader) -> bool:
     return reader.sequence.state is State.FILTERING
 
 

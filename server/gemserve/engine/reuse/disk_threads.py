@@ -1,7 +1,7 @@
 """Reads and writes files of the document cache beside the engine's thread.
 
 Each direction has a thread of its own, so that a prompt that waits for its file does not wait for
-others to be written. Memory passes between the threads in segments, at most `_AHEAD` at a time.
+others to be written. Memory passes between the threads in blocks, at most `_AHEAD` at a time.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from queue import Empty, Full, Queue, SimpleQueue
 
 from gemserve.engine.cache.document_cache import CachedDocument
-from gemserve.engine.cache.files import FileInfo, FileWriter, open_plain, read_segment
+from gemserve.engine.cache.files import FileInfo, FileWriter, open_plain, read_block
 
-_AHEAD = 2  # segments
+_AHEAD = 2  # blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FileLoad:
-    """A file whose first `num_tokens` tokens are read, from `segment` on.
+    """A file whose first `num_tokens` tokens are read, from `block` on.
 
-    The reader puts the segments into `ready`, and after the last one None, or what went wrong.
+    The reader puts the blocks into `ready`, and after the last one None, or what went wrong.
     `taken_s`: how long it has read, set before that.
     """
 
     info: FileInfo
     num_tokens: int
-    segment: int = 0
+    block: int = 0
     taken_s: float = 0.0
     num_bytes: int = 0
     ready: Queue[bytearray | Exception | None] = field(default_factory=lambda: Queue(_AHEAD))
@@ -37,7 +37,7 @@ class FileLoad:
 
 @dataclass(slots=True, eq=False)
 class FileSave:
-    """A document that is written to a file, `segment` being the next one.
+    """A document that is written to a file, `block` being the next one.
 
     `result`: the complete file, or what went wrong. It is set under `lock`, and a file gets its
     names under it, too: after `is_cancelled` was set, none does. The engine takes it, so nothing
@@ -46,7 +46,7 @@ class FileSave:
 
     document: CachedDocument
     info: FileInfo
-    segment: int = 0
+    block: int = 0
     given: Queue[memoryview | None] = field(default_factory=lambda: Queue(_AHEAD))
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_cancelled: bool = False
@@ -90,10 +90,10 @@ class CacheThreads:
             started_s = time.perf_counter()
             try:
                 with open(load.info.path, "rb", opener=open_plain) as file:
-                    for segment in range(load.segment, load.info.num_segments):
-                        if load.info.tokens_of(segment)[0] >= load.num_tokens:
+                    for block in range(load.block, load.info.num_blocks):
+                        if load.info.tokens_of(block)[0] >= load.num_tokens:
                             break
-                        if not self._hand_over(load, read_segment(file, load.info, segment)):
+                        if not self._hand_over(load, read_block(file, load.info, block)):
                             break
             except Exception as error:
                 end = error
@@ -118,7 +118,7 @@ class CacheThreads:
                         writer = FileWriter(save.info, self._key)
                 if writer is None:
                     continue
-                for _ in range(save.info.num_segments):
+                for _ in range(save.info.num_blocks):
                     data = self._take(save)
                     if data is None:
                         break
@@ -138,7 +138,7 @@ class CacheThreads:
             self.changed.set()
 
     def _take(self, save: FileSave) -> memoryview | None:
-        """The next segment; None: the document is no longer wanted."""
+        """The next block; None: the document is no longer wanted."""
         while not save.is_cancelled:
             with suppress(Empty):
                 data = save.given.get(timeout=0.1)

@@ -22,7 +22,7 @@ from gemserve.engine.cache.document_cache import (
     CacheKey,
     DocumentCache,
 )
-from gemserve.engine.memory import KVPlace, MemoryPool, MemoryShare, Segment, first_tokens
+from gemserve.engine.memory import KVPlace, MemoryPool, MemoryShare, Stretch, first_tokens
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.errors import RequestError
@@ -64,7 +64,7 @@ class CacheSource:
         """The copy to an admitted sequence's memory."""
         key = sequence.cache_key
         assert key is not None
-        source, target = tuple(share.segment for share in self.shares), sequence.place
+        source, target = tuple(share.stretch for share in self.shares), sequence.place
         copy = Copy(sequence.order, source, target, key.token_units(layout))
         planned = sequence.new_room(layout)
         if key.layer is not None or planned is None:
@@ -73,20 +73,20 @@ class CacheSource:
         assert share.room is not None
         of_share = KVPlace(share.span.start, share.capacity, room=share.room)
         windows = tuple(
-            (_segment(of_share, source, layout), _segment(target, into, layout))
+            (_stretch(of_share, source, layout), _stretch(target, into, layout))
             for source, into in planned.going_on_from(share.room, self.count)[1]
         )
         return replace(copy, windows=windows, window_units=2 * layout.windowed)
 
 
-def _segment(place: KVPlace, piece: Piece, layout: KVLayout) -> Segment:
+def _stretch(place: KVPlace, piece: Piece, layout: KVLayout) -> Stretch:
     """Where a piece of the layers with a sliding window is."""
     assert place.room is not None
     start = place.start + 2 * layout.growing * place.capacity
     if not piece.is_recent:
-        return Segment(start, place.room.num_saved, piece.num_tokens, piece.slot)
+        return Stretch(start, place.room.num_saved, piece.num_tokens, piece.slot)
     start += 2 * layout.windowed * place.room.num_saved
-    return Segment(start, place.room.recent, piece.num_tokens, piece.slot)
+    return Stretch(start, place.room.recent, piece.num_tokens, piece.slot)
 
 
 def find_source(

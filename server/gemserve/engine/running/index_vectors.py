@@ -1,6 +1,6 @@
-"""The vectors by which windows are found again: keys of their tokens, and queries of a question.
+"""The vectors by which segments are found again: keys of their tokens, and queries of a question.
 
-Attention depends on the distance between the two, which is not known when a window is read. So its
+Attention depends on the distance between the two, which is not known when a segment is read. So its
 keys are moved to position 0, and the queries of the question to one fixed distance behind it.
 Layers whose keys cannot be moved keep them as they are.
 """
@@ -20,7 +20,7 @@ from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.passes.kv import KVSpan
 from gemserve.model.passes.query_tap import FilterTap
 
-DISTANCE = 128  # positions between the tokens of all windows and the question
+DISTANCE = 128  # positions between the tokens of all segments and the question
 
 
 def keys_at_origin(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gemserve.engine.memory import Change, Copied, KVPlace, Move, Repack, Segment
+from gemserve.engine.memory import Change, Copied, KVPlace, Move, Repack, Stretch
 from gemserve.engine.sequence.step_plan import Copy
 from gemserve.model.passes.kv import KVSpan, Memory
 
@@ -35,15 +35,15 @@ def _repack(change: Repack, memory: Memory) -> None:
         memory.move(start + rows * change.old, start + rows * change.new, change.tail)
 
 
-def tokens_of(segment: Segment, num_units: int, memory: Memory) -> torch.Tensor:
-    """A view of a segment's tokens: [num_units, kv_heads, tokens, head_dim]."""
-    rows = memory.layers(segment.start, num_units=num_units, capacity=segment.capacity)
-    return rows[:, :, segment.first : segment.first + segment.count]
+def tokens_of(stretch: Stretch, num_units: int, memory: Memory) -> torch.Tensor:
+    """A view of a stretch's tokens: [num_units, kv_heads, tokens, head_dim]."""
+    rows = memory.layers(stretch.start, num_units=num_units, capacity=stretch.capacity)
+    return rows[:, :, stretch.first : stretch.first + stretch.count]
 
 
 def pass_kv(place: KVPlace, num_units: int, memory: Memory) -> KVSpan:
     """The keys and values of a pass with `num_units` of each token, the shared ones first."""
-    shared = [tokens_of(segment, num_units, memory) for segment in place.shared]
+    shared = [tokens_of(stretch, num_units, memory) for stretch in place.shared]
     return memory.pass_kv(
         place.start,
         num_units=num_units,
@@ -58,9 +58,9 @@ def copy_tokens(copy: Copy, memory: Memory) -> None:
     target, units = copy.target, copy.token_units
     room = memory.layers(target.start, num_units=units, capacity=target.capacity)
     done = 0
-    for segment in copy.source:
-        room[:, :, done : done + segment.count] = tokens_of(segment, units, memory)
-        done += segment.count
+    for stretch in copy.source:
+        room[:, :, done : done + stretch.count] = tokens_of(stretch, units, memory)
+        done += stretch.count
     for source, into in copy.windows:
         tokens_of(into, copy.window_units, memory).copy_(
             tokens_of(source, copy.window_units, memory)
@@ -79,16 +79,16 @@ class PoolCopies:
         self.dtype = _DTYPES[dtype]
 
     def take(
-        self, segments: Sequence[Segment], num_units: int, start: int, count: int
+        self, stretches: Sequence[Stretch], num_units: int, start: int, count: int
     ) -> memoryview:
-        """A copy of tokens start..start+count−1 of those that `segments` have one after another."""
+        """A copy of tokens start..start+count−1 of those that `stretches` have in a row."""
         parts: list[torch.Tensor] = []
-        for segment in segments:
-            part = tokens_of(segment, num_units, self._memory)
-            low, high = max(0, start), min(segment.count, start + count)
+        for stretch in stretches:
+            part = tokens_of(stretch, num_units, self._memory)
+            low, high = max(0, start), min(stretch.count, start + count)
             if low < high:
                 parts.append(part[:, :, low:high])
-            start -= segment.count
+            start -= stretch.count
         whole = torch.cat(parts, dim=2).cpu()
         assert whole.shape[2] == count
         return whole.view(torch.uint8).numpy().data.cast("B")
@@ -98,7 +98,7 @@ class PoolCopies:
         room = self._memory.layers(place.start, num_units=num_units, capacity=place.capacity)
         part = torch.frombuffer(data, dtype=self._torch_dtype)
         part = part.view(num_units, room.shape[1], -1, room.shape[3])
-        start -= sum(segment.count for segment in place.shared)
+        start -= sum(stretch.count for stretch in place.shared)
         part = part[:, :, max(0, -start) :]
         low = max(0, start)
         room[:, :, low : low + part.shape[2]] = part.to(room.device)

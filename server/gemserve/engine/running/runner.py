@@ -30,19 +30,19 @@ from gemserve.engine.running.index_vectors import question_queries
 from gemserve.engine.running.lockstep import ALONE, Lockstep
 from gemserve.engine.running.passes import Pass, device_queue
 from gemserve.engine.running.pool_bytes import PoolCopies, apply_changes, copy_tokens, pass_kv
+from gemserve.engine.running.segment_reading import ArrivedGroup, SegmentGroup
 from gemserve.engine.running.selection import (
-    choose_from_windows,
+    choose_from_segments,
     choose_positions,
     prompt_evidence,
 )
 from gemserve.engine.running.snapkv_eviction import evict
-from gemserve.engine.running.window_reading import ArrivedGroup, WindowGroup
 from gemserve.engine.scheduling.pace import StepLimits
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, RunOutput, StepPlan, Task
 from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
+from gemserve.filtering.segment_scores import SegmentSummary
 from gemserve.filtering.snapkv import SnapKV
-from gemserve.filtering.window_scores import WindowSummary
 from gemserve.model.adapter import NO_ADAPTER, Adapter
 from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.passes.graphs import build_graphs
@@ -57,12 +57,12 @@ Forward = Callable[..., torch.Tensor | None]
 
 @dataclass(slots=True)
 class ChunkPass:
-    """A chunk's pass that has begun. Without `filter_tap` and `windows` it is a prefill pass."""
+    """A chunk's pass that has begun. Without `filter_tap` and `segments` it is a prefill pass."""
 
     forward: Pass
     kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
-    windows: WindowGroup | ArrivedGroup | None = None
+    segments: SegmentGroup | ArrivedGroup | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RunnerState:
     """What the runner keeps of one sequence: its task, and what its passes have left.
 
     `model` runs it, as its adapter demands. `kept`: what its prefill pass reads; None: all of
-    the prompt. `windows`: what those showed that are read, by index. `query_tap` collects queries
+    the prompt. `segments`: what those showed that are read, by index. `query_tap` collects queries
     until a filter or an evictor has chosen. `scores` are the log- probabilities of the prompt so
     far. `kv` has the keys and values of all layers. It is valid while the sequence's memory is at
     `kv_place`. `watch` looks at the answer, if that is wanted; `drawn` has the answer's tokens for
@@ -84,7 +84,7 @@ class RunnerState:
     kept: Kept | None = None
     chunk_pass: ChunkPass | None = None
     query_tap: QueryTap | None = None
-    windows: dict[int, WindowSummary] = field(default_factory=dict)
+    segments: dict[int, SegmentSummary] = field(default_factory=dict)
     scores: list[TokenLogprob] = field(default_factory=list)
     kv: KVSpan | None = None
     kv_place: KVPlace | None = None
@@ -292,7 +292,7 @@ class Runner:
             return
         state.chunk_pass = None
         out.pass_s = chunk_pass.forward.spent_s
-        if chunk_pass.windows is not None or chunk_pass.filter_tap is not None:
+        if chunk_pass.segments is not None or chunk_pass.filter_tap is not None:
             self._end_filter_chunk(chunk, state, chunk_pass, out)
             return
         result = chunk_pass.forward.result
@@ -327,7 +327,7 @@ class Runner:
             state.chunk_pass.forward.abandon()
         state.chunk_pass = state.query_tap = None
         _drop_recurrent(state)
-        state.windows = {}
+        state.segments = {}
         everything = range(len(state.request.prompt_ids))
         state.kept = None
         out.kept[number] = Kept(positions=everything, ids=state.request.prompt_ids, has_failed=True)
@@ -338,10 +338,10 @@ class Runner:
         catch_up = device_queue(self._model.device)
         if self._recurrent is not None and state.recurrent is None:
             state.recurrent = self._recurrent.take()
-        if chunk.windows or chunk.arrived:
-            group = self._window_group(chunk, state)
+        if chunk.segments or chunk.arrived:
+            group = self._segment_group(chunk, state)
             forward = Pass(group.forward, piece, catch_up, self._lockstep)
-            return ChunkPass(forward, windows=group)
+            return ChunkPass(forward, segments=group)
         if chunk.filter_layer is None:
             kv = self._kept_kv(state, chunk.place)
             run = self._prefilling(chunk, state, kv)
@@ -358,10 +358,10 @@ class Runner:
         paused = Pass(lambda breaks: run(breaks=breaks), piece, catch_up, self._lockstep)
         return ChunkPass(paused, kv, tap)
 
-    def _window_group(self, chunk: Chunk, state: RunnerState) -> WindowGroup | ArrivedGroup:
+    def _segment_group(self, chunk: Chunk, state: RunnerState) -> SegmentGroup | ArrivedGroup:
         if chunk.arrived:
             return ArrivedGroup(state.request, chunk, self._model.device)
-        return WindowGroup(
+        return SegmentGroup(
             state.request, chunk, state.model, self.memory, state.adapter, state.recurrent
         )
 
@@ -396,30 +396,30 @@ class Runner:
     def _end_filter_chunk(
         self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass, out: RunOutput
     ) -> None:
-        """Note what a group of windows showed. Choose after the last chunk."""
+        """Note what a group of segments showed. Choose after the last chunk."""
         if state.request.vectors_only is not None:
             if chunk.is_last:
                 out.vectors[chunk.sequence] = self._vectors(state, chunk_pass)
             return
-        if chunk_pass.windows is not None:
-            evidence = chunk_pass.windows.evidence(self._lockstep)
-            summaries = chunk_pass.windows.summaries
-            self._lockstep.decide(lambda: state.windows.update(summaries(evidence)))
+        if chunk_pass.segments is not None:
+            evidence = chunk_pass.segments.evidence(self._lockstep)
+            summaries = chunk_pass.segments.summaries
+            self._lockstep.decide(lambda: state.segments.update(summaries(evidence)))
         if not chunk.is_last:
             return
         if state.request.summarizes_only:
             out.summarized[chunk.sequence] = self._lockstep.decide(lambda: _as_arrays(state))
-            state.windows = {}
+            state.segments = {}
             return
         kept = self._choose(chunk, state, chunk_pass)
-        state.kept, state.windows, state.query_tap = kept, {}, None
+        state.kept, state.segments, state.query_tap = kept, {}, None
         _drop_recurrent(state)  # what is kept is read anew, perhaps after waiting for memory
         out.kept[chunk.sequence] = kept
 
     def _vectors(self, state: RunnerState, chunk_pass: ChunkPass) -> KeysRead | QueriesRead:
         """What is wanted of a pass whose tokens are indexed, or of a question alone."""
-        if isinstance(chunk_pass.windows, WindowGroup):
-            return chunk_pass.windows.keys(self._lockstep)
+        if isinstance(chunk_pass.segments, SegmentGroup):
+            return chunk_pass.segments.keys(self._lockstep)
         kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert kv is not None
         assert tap is not None
@@ -427,9 +427,9 @@ class Runner:
 
     def _choose(self, chunk: Chunk, state: RunnerState, chunk_pass: ChunkPass) -> Kept:
         request, model = state.request, self._model
-        if chunk_pass.windows is not None:
+        if chunk_pass.segments is not None:
             return self._lockstep.decide(
-                lambda: choose_from_windows(request, _in_order(state), chunk, model)
+                lambda: choose_from_segments(request, _in_order(state), chunk, model)
             )
         kv, tap = chunk_pass.kv, chunk_pass.filter_tap
         assert tap is not None
@@ -503,15 +503,15 @@ def _chosen_before(request: Request) -> Kept | None:
     return Kept(positions=plan.chosen, ids=ids, added=plan.added)
 
 
-def _in_order(state: RunnerState) -> list[WindowSummary]:
-    """What all windows showed. They may have come in another order."""
-    return [state.windows[index] for index in sorted(state.windows)]
+def _in_order(state: RunnerState) -> list[SegmentSummary]:
+    """What all segments showed. They may have come in another order."""
+    return [state.segments[index] for index in sorted(state.segments)]
 
 
 def _as_arrays(state: RunnerState) -> tuple[SummaryArrays, ...]:
-    assert state.plan.windows is not None
-    pairs = zip(_in_order(state), state.plan.windows.windows, strict=True)
-    return tuple(summary.as_arrays(window.start) for summary, window in pairs)
+    assert state.plan.segments is not None
+    pairs = zip(_in_order(state), state.plan.segments.segments, strict=True)
+    return tuple(summary.as_arrays(segment.start) for summary, segment in pairs)
 
 
 def _evictor_of(state: RunnerState) -> SnapKV:

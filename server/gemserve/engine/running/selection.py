@@ -14,13 +14,13 @@ from gemserve.engine.sequence.step_plan import Chunk, Kept
 from gemserve.filtering.joined_text import join_text
 from gemserve.filtering.methods import selector_of
 from gemserve.filtering.score_report import report_scores
+from gemserve.filtering.segment_scores import SegmentSummary, pooled_scores
 from gemserve.filtering.selector import (
     Evidence,
     LayerEvidence,
     PromptEvidence,
-    WindowEvidence,
+    SegmentEvidence,
 )
-from gemserve.filtering.window_scores import WindowSummary, pooled_scores
 from gemserve.model.passes.causal_model import CausalModel
 from gemserve.model.passes.kv import KVSpan
 from gemserve.model.passes.query_tap import FilterTap
@@ -73,24 +73,24 @@ def choose_positions(
     return _chosen(request, evidence, reading, model.shape)
 
 
-def choose_from_windows(
+def choose_from_segments(
     request: Request,
-    windows: Sequence[WindowSummary],
+    segments: Sequence[SegmentSummary],
     chunk: Chunk,
     model: CausalModel,
 ) -> Kept:
-    """The same from what was kept of all windows. `chunk`: the last one of the pass."""
+    """The same from what was kept of all segments. `chunk`: the last one of the pass."""
     plan = request.plan
     assert plan is not None
-    assert plan.windows is not None
+    assert plan.segments is not None
     assert plan.layer is not None
     num_tokens = len(request.prompt_ids)
     shares = torch.zeros(2, num_tokens, device=model.device)
-    for window, summary in zip(plan.windows.windows, windows, strict=True):
-        shares[:, window.start : window.stop] = summary.shares
-    evidence = WindowEvidence(
+    for segment, summary in zip(plan.segments.segments, segments, strict=True):
+        shares[:, segment.start : segment.stop] = summary.shares
+    evidence = SegmentEvidence(
         num_tokens=num_tokens,
-        scores=pooled_scores(windows, num_tokens),
+        scores=pooled_scores(segments, num_tokens),
         shares=shares,
         protected=request.protected,
         breaks=request.breaks,
@@ -98,8 +98,8 @@ def choose_from_windows(
         words=_words(request),
         separators=_separators(request),
     )
-    shape, size = model.shape, plan.windows.size
-    num_read = plan.windows.num_tokens - chunk.num_cached
+    shape, size = model.shape, plan.segments.size
+    num_read = plan.segments.num_tokens - chunk.num_cached
     reading = shape.filter_chunk(0, size, plan.layer) * num_read / size
     return _chosen(request, evidence, reading, shape)
 

@@ -27,20 +27,20 @@ from gemserve.engine.reuse.lookup import (
     leave_whole_prompt,
     note_held,
 )
-from gemserve.engine.reuse.windows import (
-    awaits_windows,
+from gemserve.engine.reuse.segments import (
+    awaits_segments,
     end_arrived,
-    find_windows,
-    found_windows,
-    leave_windows,
-    release_windows,
+    find_segments,
+    found_segments,
+    leave_segments,
+    release_segments,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
 from gemserve.engine.scheduling.prompt_lookup import PromptLookup
 from gemserve.engine.scheduling.time_shares import Portion, TimeTurns
+from gemserve.engine.sequence.segment_pass import SegmentPass
 from gemserve.engine.sequence.sequence import LAST, LiveSequence, State
 from gemserve.engine.sequence.step_plan import Chunk, DecodeRow, Kept, StepOutput, StepPlan
-from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.kv_layout import KVLayout
 
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
@@ -184,7 +184,7 @@ class Scheduler:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
             assert not sequence.shared or sequence.state is State.FILTERING
             owned += [sequence.memory, *(share.span for share in sequence.shared)]
-            owned += [share.span for share in found_windows(sequence)]
+            owned += [share.span for share in found_segments(sequence)]
             needed = sequence.kept_units(self._layout)
             if sequence.is_reading:
                 needed = sequence.reserved_units(self._layout, sequence.num_shared)
@@ -278,7 +278,7 @@ class Scheduler:
         """Is another's pass under way that will leave what this one needs?"""
         if awaits_leader(self.cache, sequence, self.running, self._layout):
             return True
-        return awaits_windows(self.cache, sequence, self.running)
+        return awaits_segments(self.cache, sequence, self.running)
 
     def _fitting(
         self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
@@ -374,8 +374,8 @@ class Scheduler:
             chunk_tokens = min(chunk_tokens, MAX_IDLE_TOKENS)
         count = sequence.open_tokens or min(chunk_tokens, sequence.remaining)
         is_filtering = sequence.state is State.FILTERING
-        if is_filtering and sequence.window_pass is not None:
-            return self._window_chunk(sequence, sequence.window_pass)
+        if is_filtering and sequence.segment_pass is not None:
+            return self._segment_chunk(sequence, sequence.segment_pass)
         return Chunk(
             sequence=sequence.order,
             start=sequence.done,
@@ -387,9 +387,9 @@ class Scheduler:
             rope_tokens=sequence.rope_length,
         )
 
-    def _window_chunk(self, sequence: LiveSequence, reading: WindowPass) -> Chunk:
-        """The next group of windows. What is cached of it is looked up once."""
-        find_windows(self.cache, self.pool, sequence)
+    def _segment_chunk(self, sequence: LiveSequence, reading: SegmentPass) -> Chunk:
+        """The next group of segments. What is cached of it is looked up once."""
+        find_segments(self.cache, self.pool, sequence)
         arrived = reading.arrived.get(reading.next_group)
         count = reading.num_tokens(reading.group)
         return Chunk(
@@ -400,7 +400,7 @@ class Scheduler:
             place=KVPlace(sequence.memory.start, 0),
             filter_layer=reading.layer,
             num_cached=sequence.num_cached,
-            windows=() if arrived else reading.reads(sequence.memory.start),
+            segments=() if arrived else reading.reads(sequence.memory.start),
             arrived=tuple(zip(reading.group, arrived.summaries, strict=True)) if arrived else (),
         )
 
@@ -408,8 +408,8 @@ class Scheduler:
         number, sequence = chunk.sequence, self.sequences[chunk.sequence]
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if chunk.windows and number not in output.failed_filters:
-            leave_windows(self.cache, self.pool, sequence, chunk.windows)
+        if chunk.segments and number not in output.failed_filters:
+            leave_segments(self.cache, self.pool, sequence, chunk.segments)
         if chunk.arrived and number not in output.failed_filters:
             end_arrived(sequence)
         if number in output.kept:  # a failed filter ends this even before its last chunk
@@ -430,9 +430,9 @@ class Scheduler:
         limit = sequence.num_prompt if kept.has_failed else sequence.plan.budget.limit
         assert 0 < len(kept.ids) <= limit
         key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
-        if sequence.window_pass is not None:
-            self.cache.use(None, sequence.window_pass.plan.num_tokens, sequence.num_cached)
-            release_windows(self.pool, sequence)
+        if sequence.segment_pass is not None:
+            self.cache.use(None, sequence.segment_pass.plan.num_tokens, sequence.num_cached)
+            release_segments(self.pool, sequence)
         sequence.chosen, sequence.ids = kept.positions, kept.ids
         sequence.num_kept = len(kept.ids)
         sequence.done = 0
@@ -469,7 +469,7 @@ class Scheduler:
     def _release(self, sequence: LiveSequence) -> None:
         """Free a sequence's memory, if it has any."""
         self._release_shared(sequence)
-        release_windows(self.pool, sequence)
+        release_segments(self.pool, sequence)
         if sequence.span is not None:
             self.pool.release(sequence.span)
             sequence.span = sequence.room = None

@@ -91,8 +91,8 @@ def _divide(sequence: LiveSequence, shape: ModelShape, tokens: int) -> tuple[flo
     if is_filtering:
         return done, left + shape.prefill_chunk(0, sequence.num_kept)
     cached, num_read = sequence.num_cached, sequence.num_read
-    if sequence.window_pass is not None:
-        reading = sequence.window_pass
+    if sequence.segment_pass is not None:
+        reading = sequence.segment_pass
         return done + reading.flops(shape, cached, reading.plan.num_tokens), left
     return done + shape.filter_chunk(cached, num_read - cached, layer), left
 
@@ -101,7 +101,7 @@ def _flops(sequence: LiveSequence, shape: ModelShape, start: int, stop: int) -> 
     """FLOPs of tokens start..stop−1 of the current pass."""
     if sequence.state is State.FILTERING:
         assert sequence.filter_layer is not None
-        if sequence.window_pass is not None:
-            return sequence.window_pass.flops(shape, start, stop)
+        if sequence.segment_pass is not None:
+            return sequence.segment_pass.flops(shape, start, stop)
         return shape.filter_chunk(start, stop - start, sequence.filter_layer)
     return shape.prefill_chunk(start, stop - start)

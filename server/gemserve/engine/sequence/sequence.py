@@ -15,8 +15,8 @@ from gemserve.cost import filter_units
 from gemserve.engine.cache.common_tokens import Tokens, as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CachedDocument, CacheKey
 from gemserve.engine.memory import KVPlace, MemoryShare, Span
+from gemserve.engine.sequence.segment_pass import SegmentPass
 from gemserve.engine.sequence.text_index import TextIndex
-from gemserve.engine.sequence.window_pass import WindowPass
 from gemserve.errors import CapacityExceeded
 from gemserve.kv_layout import KVLayout, WindowRoom
 
@@ -63,7 +63,7 @@ class LiveSequence:
     times_passed: int = 0  # later requests that were admitted first
     decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
-    window_pass: WindowPass | None = field(init=False)
+    segment_pass: SegmentPass | None = field(init=False)
     text_index: TextIndex | None = None  # of what it may propose; None: nothing
     is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
@@ -80,11 +80,11 @@ class LiveSequence:
         self.ids = self.plan.joined
         if not self.ids:
             self.ids = prompt if chosen is None else [prompt[p] for p in chosen]
-        self.window_pass = None
-        if self.plan.windows is not None:
+        self.segment_pass = None
+        if self.plan.segments is not None:
             assert self.plan.layer is not None
             units = filter_units(self.plan.num_below)
-            self.window_pass = WindowPass(self.plan.windows, self.plan.layer, units)
+            self.segment_pass = SegmentPass(self.plan.segments, self.plan.layer, units)
 
     @property
     def may_read_whole(self) -> bool:
@@ -192,7 +192,7 @@ class LiveSequence:
             return None
         if not is_last and (self.filter_layer is None or self.chosen is not None):
             return None
-        if not is_last and self.window_pass is not None:  # windows have keys of their own
+        if not is_last and self.segment_pass is not None:  # segments have keys of their own
             return None
         layer = None if is_last else self.filter_layer
         if self._cache_key is None or self._cache_key.layer != layer:
@@ -244,7 +244,7 @@ class LiveSequence:
     @property
     def place(self) -> KVPlace:
         """Where the keys and values of its current pass are."""
-        shared = tuple(share.segment for share in self.shared)
+        shared = tuple(share.stretch for share in self.shared)
         return KVPlace(self.memory.start, self.capacity, shared, self.room)
 
     @property
@@ -266,8 +266,8 @@ class LiveSequence:
     @property
     def pass_length(self) -> int:
         """Tokens of the current pass."""
-        if self.window_pass is not None and self.state is State.FILTERING:
-            return self.window_pass.plan.num_tokens
+        if self.segment_pass is not None and self.state is State.FILTERING:
+            return self.segment_pass.plan.num_tokens
         return self.num_read if self.is_reading else self.num_kept
 
     @property
@@ -278,7 +278,7 @@ class LiveSequence:
     @property
     def is_awaiting(self) -> bool:
         """Does its filter pass wait for what other engines read for it?"""
-        reading = self.window_pass if self.state is State.FILTERING else None
+        reading = self.segment_pass if self.state is State.FILTERING else None
         return reading is not None and reading.is_awaiting
 
     @property
@@ -308,8 +308,8 @@ class LiveSequence:
             return 2 * layout.num_layers * self.num_prompt
         if self.filter_layer is None:
             return 0
-        if self.window_pass is not None:
-            return self.window_pass.scratch_units
+        if self.segment_pass is not None:
+            return self.segment_pass.scratch_units
         return (self.num_read - num_shared) * filter_units(self.plan.num_below)
 
     def kept_units(self, layout: KVLayout) -> int:

@@ -16,8 +16,8 @@ from gemserve.contract.filter_plan import KeysRead, QueriesRead, SummaryArrays
 from gemserve.contract.requests import Request
 from gemserve.contract.scores import FilterScores
 from gemserve.cost import ModelShape
-from gemserve.engine.memory import Change, KVPlace, Segment
-from gemserve.engine.sequence.window_pass import WindowRead
+from gemserve.engine.memory import Change, KVPlace, Stretch
+from gemserve.engine.sequence.segment_pass import SegmentRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Chunk:
     `place`: where the pass's keys and values are. `filter_layer`: the layer at which the pass ends;
     None: a prefill pass through all layers. `num_cached`: tokens that a filter pass has taken over.
     `rope_tokens`: positions up to the end of the longest answer, for rope that depends on length.
-    `windows`: what a filter pass reads that goes over windows; its tokens count from the first
-    window on. `arrived`: what another engine has read instead, by the windows' indexes.
+    `segments`: what a filter pass reads that goes over segments; its tokens count from the first
+    segment on. `arrived`: what another engine has read instead, by the segments' indexes.
     """
 
     sequence: int
@@ -39,7 +39,7 @@ class Chunk:
     filter_layer: int | None = None
     num_cached: int = 0
     rope_tokens: int = 0
-    windows: tuple[WindowRead, ...] = ()
+    segments: tuple[SegmentRead, ...] = ()
     arrived: tuple[tuple[int, SummaryArrays], ...] = ()
 
     @property
@@ -50,8 +50,8 @@ class Chunk:
         """FLOPs of this chunk's forward pass."""
         if self.arrived:
             return 0.0
-        if self.filter_layer is not None and self.windows:
-            fresh = [read.text.count for read in self.windows if not read.is_cached]
+        if self.filter_layer is not None and self.segments:
+            fresh = [read.text.count for read in self.segments if not read.is_cached]
             return sum(shape.filter_chunk(0, count, self.filter_layer) for count in fresh)
         if self.filter_layer is not None:
             return shape.filter_chunk(self.start, self.count, self.filter_layer)
@@ -84,10 +84,10 @@ class Copy:
     """
 
     sequence: int
-    source: tuple[Segment, ...]
+    source: tuple[Stretch, ...]
     target: KVPlace
     token_units: int
-    windows: tuple[tuple[Segment, Segment], ...] = ()
+    windows: tuple[tuple[Stretch, Stretch], ...] = ()
     window_units: int = 0
 
 

@@ -338,30 +338,30 @@ class CausalModel:
         self._filter(ids, positions, rows, tap, adapter, breaks, states)
 
     @torch.inference_mode()
-    def ask_windows(
+    def ask_segments(
         self,
         ids: Sequence[int],
         *,
-        windows: Sequence[tuple[KVSpan, int]],
+        segments: Sequence[tuple[KVSpan, int]],
         tap: FilterTap,
         adapter: Adapter = NO_ADAPTER,
         breaks: Breaks | None = None,
         num_before: int = 0,
         state: SequenceState | None = None,
     ) -> None:
-        """Run `ids` through the filter layers behind each of several windows, in one pass.
+        """Run `ids` through the filter layers behind each of several segments, in one pass.
 
-        A window is its keys and values, and how many tokens it has; there is room for `ids` behind
-        them. The tap's rows are numbered through: those behind the second window begin at
-        `len(ids)`. `num_before`: how many windows other passes have asked before. `state`: that
-        behind the window, which is the only one then.
+        A segment is its keys and values, and how many tokens it has; there is room for `ids` behind
+        them. The tap's rows are numbered through: those behind the second segment begin at
+        `len(ids)`. `num_before`: how many segments other passes have asked before. `state`: that
+        behind the segment, which is the only one then.
         """
-        assert not self.has_states or (state is not None and len(windows) == 1)
-        chunks = tuple(ChunkRows(kv=kv, start=count) for kv, count in windows)
-        positions = [p for _, count in windows for p in _positions(count, len(ids), adapter)]
+        assert not self.has_states or (state is not None and len(segments) == 1)
+        chunks = tuple(ChunkRows(kv=kv, start=count) for kv, count in segments)
+        positions = [p for _, count in segments for p in _positions(count, len(ids), adapter)]
         rows = ChunksOfOnePass(chunks=chunks, count=len(ids), start=num_before * len(ids))
-        states = self._pass_states(state, windows[0][1], breaks)
-        self._filter([*ids] * len(windows), positions, rows, tap, adapter, breaks, states)
+        states = self._pass_states(state, segments[0][1], breaks)
+        self._filter([*ids] * len(segments), positions, rows, tap, adapter, breaks, states)
 
     def _filter(
         self,

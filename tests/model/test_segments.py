@@ -1,4 +1,4 @@
-"""Documents that are read in windows: scores as of separate passes, and found again anywhere."""
+"""Documents that are read in segments: scores as of separate passes, and found again anywhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import assemble
 from gemserve.engine.core import Core
 from gemserve.errors import ConfigError, RequestError
+from gemserve.filtering.segment_scores import MOST_KEPT
 from gemserve.filtering.sieve import Sieve
-from gemserve.filtering.window_scores import MOST_KEPT
 from gemserve.model.base_model import base_of
 from gemserve.model.loading.loader import LoadedModel
 from gemserve.model.passes.causal_model import CausalModel
@@ -103,16 +103,16 @@ def answer(core: Core, asked: Request) -> tuple[FilterReport, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_separate_passes(name: str) -> None:
-    """Each window alone, in one pass, with the question behind it."""
+    """Each segment alone, in one pass, with the question behind it."""
     core, ids = core_of(name), ids_of(1, 900)
     planned = core.planner.planned(request(ids))
     assert planned.plan is not None
-    plan = planned.plan.windows
+    plan = planned.plan.segments
     assert plan is not None
-    assert len(plan.windows) > 3
+    assert len(plan.segments) > 3
     model, logits, sinks = core.model, torch.full((4, 6, len(ids)), -torch.inf), []
-    for window in plan.windows:
-        text = [*ANCHOR, *ids[window.start : window.stop]]
+    for segment in plan.segments:
+        text = [*ANCHOR, *ids[segment.start : segment.stop]]
         whole = [*text, *ids[-6:]]
         memory = model.new_memory(len(whole) * (2 * LAYER + 1))
         kv = memory.pass_kv(0, num_units=2 * LAYER + 1, capacity=len(whole))
@@ -124,22 +124,22 @@ def test_scores_are_those_of_separate_passes(name: str) -> None:
         keys = kv.keys(LAYER, len(text)).repeat_interleave(2, 0)
         seen = tap.of(LAYER) @ keys.transpose(1, 2) * tap.scales[LAYER]
         sinks.append(seen[:, :, : len(ANCHOR)].logsumexp(-1))
-        logits[:, :, window.start : window.stop] = seen[:, :, len(ANCHOR) :]
+        logits[:, :, segment.start : segment.stop] = seen[:, :, len(ANCHOR) :]
     sink = torch.stack(sinks).mean(0)
     total = torch.logaddexp(logits.logsumexp(-1), sink)
-    for window in plan.windows:  # the best of each row alone are remembered
-        part = logits[:, :, window.start : window.stop]
+    for segment in plan.segments:  # the best of each row alone are remembered
+        part = logits[:, :, segment.start : segment.stop]
         part[part < part.topk(MOST_KEPT, dim=-1).values[:, :, -1:]] = -torch.inf
     expected = (logits - total[:, :, None]).exp().amax(dim=(0, 1))
     report, _ = answer(core, planned)
     assert report.scores is not None
     assert report.scores.inputs is not None
     found = np.frombuffer(b64decode(report.scores.tokens), dtype="<f4")
-    if name != "phi3-longrope":  # whose rotation depends on the longest window of a group
+    if name != "phi3-longrope":  # whose rotation depends on the longest segment of a group
         torch.testing.assert_close(torch.tensor(found), expected, rtol=2e-3, atol=1e-6)
     assert (report.window, report.windows, report.cached_windows) == (
         SIZE,
-        len(plan.windows),
+        len(plan.segments),
         0,
     )
 
@@ -175,14 +175,14 @@ def test_every_part_is_found_wherever_it_stands() -> None:
     assert read["longer"] <= 4
 
 
-def test_one_tenants_windows_are_not_anothers() -> None:
+def test_one_tenants_segments_are_not_anothers() -> None:
     core, ids = core_of(tokens=100_000), ids_of(1, 2000)
     answer(core, request(ids, tenant=b"one"))
     assert answer(core, request(ids, tenant=b"two"))[0].cached_windows == 0
     assert answer(core, request(ids, tenant=b"one"))[0].cached_windows
 
 
-def test_an_adapters_windows_are_its_own(tmp_path: Path) -> None:
+def test_an_adapters_segments_are_its_own(tmp_path: Path) -> None:
     core, ids = core_of(tokens=100_000), ids_of(1, 2000)
     adapters.write(tmp_path, "ntk", core.model, 0)
     adapter = load_adapter("style", tmp_path, core.model, base_of(core.model), 1 << 24)
@@ -212,7 +212,7 @@ def test_a_document_larger_than_the_cache_keeps_what_fits() -> None:
     assert again.cached_windows < again.windows
 
 
-def test_below_a_windows_size_a_prompt_is_read_in_one_pass() -> None:
+def test_below_a_segments_size_a_prompt_is_read_in_one_pass() -> None:
     core, ids = core_of(), ids_of(1, 250)
     assert report_of(list(core.run_alone(request(ids)))).window is None
     off = replace(
@@ -222,7 +222,7 @@ def test_below_a_windows_size_a_prompt_is_read_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize("method", ["gemfilter", "snapkv", "none", "position"])
-def test_other_methods_have_no_windows(method: str) -> None:
+def test_other_methods_have_no_segments(method: str) -> None:
     with pytest.raises(RequestError, match=r"filter\.window=512: only method sieve has it"):
         core_of().planner.resolve(FilterOptions(method=method, window=512))
 
@@ -252,7 +252,7 @@ def test_questions_at_once_read_their_document_once() -> None:
     assert found[1] > 0.8 * (reports[0].windows or 0)
 
 
-def test_a_model_of_sliding_windows_filters_long_prompts_in_windows() -> None:
+def test_a_model_of_sliding_windows_filters_long_prompts_in_segments() -> None:
     """It had to be started with --max-prompt-tokens, which then refused the long prompts."""
     sizes = {"max_position_embeddings": 9000, "vocab_size": models.VOCAB}
     hf = families.build("mistral", sliding_window=700, **sizes)

@@ -1,8 +1,8 @@
-"""Where passes over windows meet the document cache. No torch.
+"""Where passes over segments meet the document cache. No torch.
 
-A window is found by its own tokens, wherever it stands in a prompt. A pass owns what it finds as
+A segment is found by its own tokens, wherever it stands in a prompt. A pass owns what it finds as
 long as it reads it, and leaves a copy of what it has computed, because its own memory is for the
-next windows.
+next segments.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gemserve.contract.filter_plan import Window
+from gemserve.contract.filter_plan import Segment
 from gemserve.contract.reading_notes import HeldPart
 from gemserve.contract.requests import Request
 from gemserve.engine.cache.common_tokens import Tokens
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS, CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, MemoryShare
 from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
+from gemserve.engine.sequence.segment_pass import SegmentPass, SegmentRead
 from gemserve.engine.sequence.sequence import LiveSequence, State
-from gemserve.engine.sequence.window_pass import WindowPass, WindowRead
 
 
-def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence) -> None:
-    """Own what the cache has of the next group of windows: nothing if others have read it."""
+def find_segments(cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence) -> None:
+    """Own what the cache has of the next group of segments: nothing if others have read it."""
     reading = _reading(sequence)
     if reading.found is not None:
         return
@@ -33,52 +33,52 @@ def find_windows(cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence)
         reading.num_cached += arrived.num_cached
         sequence.num_cached += arrived.cached_tokens
         return
-    key = window_key(sequence)
+    key = segment_key(sequence)
     if key is None:
         return
     for index in reading.group:
-        document = cache.find_window(key, reading.plan.windows[index].name)
+        document = cache.find_segment(key, reading.plan.segments[index].name)
         if document is None:
             continue
         (share,) = document.shares
         pool.retain(share.span)
         sequence.memory.is_private |= share.span.is_private
-        documents = _documents_in(sequence.request, reading.plan.windows[index])
-        cache.use_window(document, documents, sequence.request.pin)
+        documents = _documents_in(sequence.request, reading.plan.segments[index])
+        cache.use_segment(document, documents, sequence.request.pin)
         reading.found[index] = share
         reading.used.add(document)
         reading.num_cached += 1
-        sequence.num_cached += reading.plan.windows[index].num_tokens
+        sequence.num_cached += reading.plan.segments[index].num_tokens
 
 
-def leave_windows(
-    cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, reads: Iterable[WindowRead]
+def leave_segments(
+    cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, reads: Iterable[SegmentRead]
 ) -> None:
     """Let the cache have what was computed of a group, and give up what was found of it."""
     reading = _reading(sequence)
     assert reading.found is not None
-    key, request = window_key(sequence), sequence.request
+    key, request = segment_key(sequence), sequence.request
     for read in reads:
-        window = reading.plan.windows[read.index]
+        segment = reading.plan.segments[read.index]
         if read.is_cached:
             continue
-        is_wanted = key is not None and cache.find_window(key, window.name) is None
+        is_wanted = key is not None and cache.find_segment(key, segment.name) is None
         # an index reads millions of tokens once, which would drive out what others ask about
         is_wanted = is_wanted and request.vectors_only is None
         if is_wanted and not cache.has_forgotten(request.documents):
             assert key is not None
             size = read.text.capacity * reading.token_units
-            span = cache.room_for_window(size, reading.used, key.tenant)
+            span = cache.room_for_segment(size, reading.used, key.tenant)
             if span is None:
                 continue
             pool.copy(read.text.start, span)
             share = MemoryShare(span, read.text.capacity, read.text.count)
-            tokens = window_tokens(reading, sequence, read.index)
-            documents = _documents_in(request, window)
-            document = cache.add_window(key, window.name, tokens, share, documents, request.pin)
+            tokens = segment_tokens(reading, sequence, read.index)
+            documents = _documents_in(request, segment)
+            document = cache.add_segment(key, segment.name, tokens, share, documents, request.pin)
             reading.used.add(document)
     _note_held(cache, sequence, reads)
-    release_windows(pool, sequence)
+    release_segments(pool, sequence)
     reading.end_group()
 
 
@@ -87,12 +87,12 @@ def lend_groups(cache: DocumentCache, sequence: LiveSequence, groups: Iterable[i
 
     It reads those itself of which the cache has half or more.
     """
-    reading, key = _reading(sequence), window_key(sequence)
+    reading, key = _reading(sequence), segment_key(sequence)
     for number in groups:
-        windows = [reading.plan.windows[index] for index in reading.groups[number]]
-        cached = [] if key is None else [w for w in windows if cache.find_window(key, w.name)]
-        total = sum(window.num_tokens for window in windows)
-        if 2 * sum(window.num_tokens for window in cached) < total:
+        segments = [reading.plan.segments[index] for index in reading.groups[number]]
+        cached = [] if key is None else [w for w in segments if cache.find_segment(key, w.name)]
+        total = sum(segment.num_tokens for segment in segments)
+        if 2 * sum(segment.num_tokens for segment in cached) < total:
             reading.lent.add(number)
 
 
@@ -104,71 +104,71 @@ def end_arrived(sequence: LiveSequence) -> None:
     reading.end_group()
 
 
-def _note_held(cache: DocumentCache, sequence: LiveSequence, reads: Iterable[WindowRead]) -> None:
-    """Note which windows of a group the cache holds now."""
-    key, notes = window_key(sequence), sequence.request.notes
+def _note_held(cache: DocumentCache, sequence: LiveSequence, reads: Iterable[SegmentRead]) -> None:
+    """Note which segments of a group the cache holds now."""
+    key, notes = segment_key(sequence), sequence.request.notes
     if key is None or notes is None:
         return
     for read in reads:
-        window = _reading(sequence).plan.windows[read.index]
-        document = cache.find_window(key, window.name)
+        segment = _reading(sequence).plan.segments[read.index]
+        document = cache.find_segment(key, segment.name)
         if document is not None:
-            start, stop = window.start / sequence.num_prompt, window.stop / sequence.num_prompt
+            start, stop = segment.start / sequence.num_prompt, segment.stop / sequence.num_prompt
             notes.held.append(HeldPart(document.entry, start, stop))
 
 
-def release_windows(pool: MemoryPool, sequence: LiveSequence) -> None:
-    """Give up the cached windows that a sequence's pass owns."""
-    reading = sequence.window_pass
+def release_segments(pool: MemoryPool, sequence: LiveSequence) -> None:
+    """Give up the cached segments that a sequence's pass owns."""
+    reading = sequence.segment_pass
     if reading is None:
         return
-    for share in found_windows(sequence):
+    for share in found_segments(sequence):
         pool.release(share.span)
     reading.found = None
 
 
-def awaits_windows(
+def awaits_segments(
     cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
 ) -> bool:
-    """Is another pass about to leave enough of the windows that this one needs?"""
-    key = window_key(sequence)
+    """Is another pass about to leave enough of the segments that this one needs?"""
+    key = segment_key(sequence)
     if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
         return False
     wanted: set[bytes] | None = None
     for leader in running:
-        is_alike = leader.state is State.FILTERING and window_key(leader) == key
+        is_alike = leader.state is State.FILTERING and segment_key(leader) == key
         is_alike = is_alike and leader.request.vectors_only is None
         if not is_alike or leader.request.priority > sequence.request.priority:
             continue
         if wanted is None:
-            names = {window.name for window in _reading(sequence).plan.windows}
-            wanted = {name for name in names if cache.find_window(key, name) is None}
+            names = {segment.name for segment in _reading(sequence).plan.segments}
+            wanted = {name for name in names if cache.find_segment(key, name) is None}
         theirs = _reading(leader)
-        left = [theirs.plan.windows[index] for index in theirs.left]
-        gain = sum(window.num_tokens for window in left if window.name in wanted)
+        left = [theirs.plan.segments[index] for index in theirs.left]
+        gain = sum(segment.num_tokens for segment in left if segment.name in wanted)
         if gain >= FEWEST_TOKENS and theirs.num_tokens(theirs.left) <= 2 * gain:
             size = gain * theirs.token_units
             return cache.has_room(size)
     return False
 
 
-def found_windows(sequence: LiveSequence) -> list[MemoryShare]:
+def found_segments(sequence: LiveSequence) -> list[MemoryShare]:
     """What a sequence's pass owns of the cache."""
-    reading = sequence.window_pass
+    reading = sequence.segment_pass
     return [] if reading is None else list((reading.found or {}).values())
 
 
 def num_cached_tokens(cache: DocumentCache, sequence: LiveSequence) -> int:
-    """Tokens of its windows that the cache has."""
-    key, plan = window_key(sequence), _reading(sequence).plan
+    """Tokens of its segments that the cache has."""
+    key, plan = segment_key(sequence), _reading(sequence).plan
     if key is None:
         return 0
-    return sum(w.num_tokens for w in plan.windows if cache.find_window(key, w.name) is not None)
+    return sum(w.num_tokens for w in plan.segments if cache.find_segment(key, w.name) is not None)
 
 
-def window_key(sequence: LiveSequence) -> CacheKey | None:
-    """By what its windows are cached; None: it reads none now."""
-    reading = sequence.window_pass
+def segment_key(sequence: LiveSequence) -> CacheKey | None:
+    """By what its segments are cached; None: it reads none now."""
+    reading = sequence.segment_pass
     if reading is None or sequence.chosen is not None:
         return None
     adapter = sequence.request.adapter
@@ -176,22 +176,24 @@ def window_key(sequence: LiveSequence) -> CacheKey | None:
     return CacheKey(sequence.request.tenant, of_adapter, reading.layer)
 
 
-def _documents_in(request: Request, window: Window) -> tuple[str, ...]:
-    """The ids of what a window may contain: of files of libraries only its own."""
+def _documents_in(request: Request, segment: Segment) -> tuple[str, ...]:
+    """The ids of what a segment may contain: of files of libraries only its own."""
     files = {excerpt.file_id for excerpt in request.excerpts}
-    own = {e.file_id for e in request.excerpts if (e.start, e.stop) == (window.start, window.stop)}
+    own = {
+        e.file_id for e in request.excerpts if (e.start, e.stop) == (segment.start, segment.stop)
+    }
     if not own:
         return request.documents
     return tuple(each for each in request.documents if each not in files or each in own)
 
 
-def _reading(sequence: LiveSequence) -> WindowPass:
-    assert sequence.window_pass is not None
-    return sequence.window_pass
+def _reading(sequence: LiveSequence) -> SegmentPass:
+    assert sequence.segment_pass is not None
+    return sequence.segment_pass
 
 
-def window_tokens(reading: WindowPass, sequence: LiveSequence, index: int) -> Tokens:
-    """What is read of a window before the question."""
-    window = reading.plan.windows[index]
+def segment_tokens(reading: SegmentPass, sequence: LiveSequence, index: int) -> Tokens:
+    """What is read of a segment before the question."""
+    segment = reading.plan.segments[index]
     anchor = np.asarray(reading.plan.anchor, dtype=np.int64)
-    return np.concatenate([anchor, sequence.request.tokens[window.start : window.stop]])
+    return np.concatenate([anchor, sequence.request.tokens[segment.start : segment.stop]])

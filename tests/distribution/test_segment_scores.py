@@ -1,4 +1,4 @@
-"""Scales of independently read windows: which depend on other windows, and where windows end."""
+"""Scales of independently read segments: which depend on other segments, and where segments end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOCAL = (
 )
 
 
-def asked(num_windows: int) -> ws.Asked:
-    """Windows of 12 tokens with 2 anchor tokens, seen by 3 rows of 2 heads."""
+def asked(num_segments: int) -> ws.Asked:
+    """Segments of 12 tokens with 2 anchor tokens, seen by 3 rows of 2 heads."""
     rng = np.random.default_rng(0)
     logits = [rng.normal(size=(2, 3, 16)).astype(np.float32) for _ in range(8)]
     seen = [ws.see(each, 0, 12, 2) for each in logits]
-    return ws.Asked(windows=seen[:num_windows], reference=seen[6], empty=seen[:num_windows])
+    return ws.Asked(segments=seen[:num_segments], reference=seen[6], empty=seen[:num_segments])
 
 
 def document(num_tokens: int, breaks: TextBreaks) -> ws.Document:
@@ -37,7 +37,7 @@ def test_coupled_scores_fall_when_the_document_grows() -> None:
     assert (long[:36] < short).all()
 
 
-def test_a_single_window_has_its_own_share() -> None:
+def test_a_single_segment_has_its_own_share() -> None:
     np.testing.assert_allclose(ws.coupled(asked(1)), ws.own_share(asked(1)), rtol=1e-5)
 
 
@@ -47,10 +47,10 @@ def test_sparse_scores_are_the_coupled_ones_or_zero() -> None:
     assert sparse.max() == pytest.approx(whole.max())
 
 
-def test_windows_cover_the_document_and_end_at_its_breaks() -> None:
+def test_segments_cover_the_document_and_end_at_its_breaks() -> None:
     breaks = TextBreaks(paragraphs=(40, 90), sentences=(40, 90, 160), lines=())
-    assert ws.cut_windows(document(230, breaks), 100) == [(0, 90), (90, 160), (160, 230)]
+    assert ws.cut_segments(document(230, breaks), 100) == [(0, 90), (90, 160), (160, 230)]
 
 
-def test_windows_without_breaks_have_their_full_size() -> None:
-    assert ws.cut_windows(document(25, TextBreaks()), 10) == [(0, 10), (10, 20), (20, 25)]
+def test_segments_without_breaks_have_their_full_size() -> None:
+    assert ws.cut_segments(document(25, TextBreaks()), 10) == [(0, 10), (10, 20), (20, 25)]

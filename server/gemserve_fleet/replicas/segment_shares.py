@@ -1,7 +1,7 @@
-"""What an owner and its peers say to each other about a document's windows. No torch, no Ray.
+"""What an owner and its peers say to each other about a document's segments. No torch, no Ray.
 
-The *owner* is the replica that answers a request. A *peer* reads some groups of the windows for it,
-and sends back what the choice needs to know of each. All of it can be pickled.
+The *owner* is the replica that answers a request. A *peer* reads some groups of the segments for
+it, and sends back what the choice needs to know of each. All of it can be pickled.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gemserve.contract.adapters import LoadedAdapter
-from gemserve.contract.events import WindowsRead
+from gemserve.contract.events import SegmentsRead
 from gemserve.contract.filter_options import FilterParams
-from gemserve.contract.filter_plan import FilterPlan, Window, WindowPlan
+from gemserve.contract.filter_plan import FilterPlan, Segment, SegmentPlan
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 
@@ -29,19 +29,20 @@ RefusalReason = Literal["busy", "adapter", "full", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupToRead:
-    """The windows of one group. `tokens`: theirs, one window after the other, in which they stand.
+    """The segments of one group. `tokens`: theirs, one segment after the other, in which they
+    stand.
 
     `number`: of the group in the owner's plan.
     """
 
     number: int
     tokens: npt.NDArray[np.int32]
-    windows: tuple[Window, ...]
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowShare:
-    """What one peer should read. `plan`: the owner's, without its windows.
+class SegmentShare:
+    """What one peer should read. `plan`: the owner's, without its segments.
 
     `adapter`: its name and version. `queued_tokens`: what the owner has to do beside this request.
     """
@@ -65,7 +66,7 @@ class GroupRead:
     """A peer has read the group of this number."""
 
     number: int
-    read: WindowsRead
+    read: SegmentsRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ class Refused:
 FromPeer = GroupRead | Refused
 
 
-def assign_groups(plan: WindowPlan, replicas: Sequence[str]) -> list[str]:
+def assign_groups(plan: SegmentPlan, replicas: Sequence[str]) -> list[str]:
     """Which replica reads each group.
 
-    It depends on the windows' own names, so that the next question about a document finds each
+    It depends on the segments' own names, so that the next question about a document finds each
     group in the cache of the same replica, whichever replica owns the request: rendezvous hashing
     (Thaler and Ravishankar, 1996), in which nobody gets more than an even share.
     """
@@ -90,7 +91,7 @@ def assign_groups(plan: WindowPlan, replicas: Sequence[str]) -> list[str]:
     most = ceil(len(groups) / len(replicas))
     counts, chosen = dict.fromkeys(replicas, 0), list[str]()
     for group in groups:
-        name = b"".join(plan.windows[index].name for index in group)
+        name = b"".join(plan.segments[index].name for index in group)
         free = [replica for replica in replicas if counts[replica] < most]
         best = max(free, key=lambda replica: (_weight(name, replica), replica))
         counts[best] += 1
@@ -102,17 +103,17 @@ def _weight(name: bytes, replica: str) -> bytes:
     return hashlib.blake2b(name + replica.encode(), digest_size=16).digest()
 
 
-def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> WindowShare:
+def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> SegmentShare:
     """What a peer should read if it gets the groups of these numbers."""
     plan, adapter = request.plan, request.adapter
     assert plan is not None
-    assert plan.windows is not None
-    groups = plan.windows.groups
-    return WindowShare(
+    assert plan.segments is not None
+    groups = plan.segments.groups
+    return SegmentShare(
         request_id=request.request_id,
         filter=request.filter,
         plan=plan.having(
-            windows=replace(plan.windows, windows=()),
+            segments=replace(plan.segments, segments=()),
             fails_open=False,
             may_read_whole=False,
         ),
@@ -124,10 +125,10 @@ def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Wi
     )
 
 
-def request_for(share: WindowShare, group: GroupToRead, adapter: LoadedAdapter | None) -> Request:
+def request_for(share: SegmentShare, group: GroupToRead, adapter: LoadedAdapter | None) -> Request:
     """A peer's own request for one group."""
-    assert share.plan.windows is not None
-    windows = replace(share.plan.windows, windows=group.windows)
+    assert share.plan.segments is not None
+    segments = replace(share.plan.segments, segments=group.segments)
     return Request(
         request_id=f"{share.request_id}-group{group.number}",
         prompt_ids=group.tokens.tolist(),
@@ -137,23 +138,23 @@ def request_for(share: WindowShare, group: GroupToRead, adapter: LoadedAdapter |
         summarizes_only=True,
         adapter=adapter,
         tenant=share.tenant,
-        plan=share.plan.having(windows=windows),
+        plan=share.plan.having(segments=segments),
     )
 
 
-def fits(read: WindowsRead, group: GroupToRead) -> bool:
-    """Can this be what the windows of the group have shown?"""
-    lengths = [window.num_tokens for window in group.windows]
+def fits(read: SegmentsRead, group: GroupToRead) -> bool:
+    """Can this be what the segments of the group have shown?"""
+    lengths = [segment.num_tokens for segment in group.segments]
     return [summary.shares.shape[1] for summary in read.summaries] == lengths
 
 
 def _group_to_read(request: Request, number: int, indexes: range) -> GroupToRead:
     assert request.plan is not None
-    assert request.plan.windows is not None
-    windows, parts, start = list[Window](), list[npt.NDArray[np.int64]](), 0
-    for window in (request.plan.windows.windows[index] for index in indexes):
-        parts.append(request.tokens[window.start : window.stop])
-        windows.append(Window(start=start, stop=start + window.num_tokens, name=window.name))
-        start += window.num_tokens
+    assert request.plan.segments is not None
+    segments, parts, start = list[Segment](), list[npt.NDArray[np.int64]](), 0
+    for segment in (request.plan.segments.segments[index] for index in indexes):
+        parts.append(request.tokens[segment.start : segment.stop])
+        segments.append(Segment(start=start, stop=start + segment.num_tokens, name=segment.name))
+        start += segment.num_tokens
     tokens = np.concatenate(parts).astype(np.int32)
-    return GroupToRead(number=number, tokens=tokens, windows=tuple(windows))
+    return GroupToRead(number=number, tokens=tokens, segments=tuple(segments))

@@ -1,8 +1,8 @@
-"""Chooses how long the windows are in which a model reads documents, or that it reads none.
+"""Chooses how long the segments are in which a model reads documents, or that it reads none.
 
-Probes of several windows' length are filtered by the engine itself: in one pass, and in windows of
-each size. The size with the least work is chosen among those that find as much as the best. If one
-pass finds more than any windows, there are none.
+Probes of several segments' length are filtered by the engine itself: in one pass, and in segments
+of each size. The size with the least work is chosen among those that find as much as the best. If
+one pass finds more than any segments, there are none.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import count
 from gemserve.calibration.files import Calibration
 from gemserve.calibration.search.example import recall
 from gemserve.calibration.search.probes import Probe
-from gemserve.calibration.search.result import LayerResult, WindowResult, rounded_mean
+from gemserve.calibration.search.result import LayerResult, SegmentResult, rounded_mean
 from gemserve.contract.events import Filtered
-from gemserve.contract.filter_options import FilterParams, WindowSize
+from gemserve.contract.filter_options import FilterParams, SegmentSize
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
@@ -30,13 +30,13 @@ PROBE_TOKENS = 6144  # of a document, if the model's context has room for it
 _SHARE = 1 / 32  # of a document that is kept
 
 
-def choose_window(
+def choose_segment(
     core: Core,
     chosen: LayerResult,
     probes: Sequence[Probe],
     progress: Callable[[str, int, int], None],
-) -> tuple[WindowResult, ...]:
-    """Filter the probes in one pass and in windows; the result that is chosen comes first.
+) -> tuple[SegmentResult, ...]:
+    """Filter the probes in one pass and in segments; the result that is chosen comes first.
 
     `chosen`: the layer and the heads that filter. `probes`: documents of the same length.
     """
@@ -65,14 +65,14 @@ def choose_window(
 
 def _measure(
     core: Core, probes: Sequence[Probe], size: int | None, progress: Callable[[], None]
-) -> WindowResult:
+) -> SegmentResult:
     recalls: list[float] = []
     for probe in probes:
         prompts = [example.prompt for example in probe.examples]
         for example, report in zip(probe.examples, _reports(core, prompts, size), strict=True):
             recalls.append(recall(example.gold, report.selection or ()) or 0.0)
         progress()
-    return WindowResult(
+    return SegmentResult(
         window=size,
         recall=rounded_mean(recalls),
         work=_work(core.model.shape, core.planner.calibration.layer, size),
@@ -80,9 +80,11 @@ def _measure(
 
 
 def _reports(core: Core, prompts: Sequence[Prompt], size: int | None) -> Iterator[FilterReport]:
-    window: WindowSize = "off" if size is None else size
+    segment_size: SegmentSize = "off" if size is None else size
     for prompt in prompts:
-        params = FilterParams(method="sieve", keep=_SHARE, window=window, return_selection=True)
+        params = FilterParams(
+            method="sieve", keep=_SHARE, window=segment_size, return_selection=True
+        )
         request = Request(
             request_id=uuid.uuid4().hex,
             **prompt.fields,

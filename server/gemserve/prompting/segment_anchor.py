@@ -1,4 +1,4 @@
-"""What a model reads in front of a window of a document: the same few tokens in front of each.
+"""What a model reads in front of a segment of a document: the same few tokens in front of each.
 
 A text that begins in the middle has no place for the attention that nothing deserves, and says
 nothing of who speaks. The beginning of the chat template gives it both.
@@ -16,7 +16,7 @@ from gemserve.prompting.encoding import encode
 _MOST_TOKENS = 64  # of a template that says more before the first message
 
 
-def window_anchor(tokenizer: Any) -> tuple[int, ...]:
+def segment_anchor(tokenizer: Any) -> tuple[int, ...]:
     """The tokens of the chat template in front of a single user's text.
 
     Without a template: the token that texts begin with, if there is one.
@@ -24,7 +24,7 @@ def window_anchor(tokenizer: Any) -> tuple[int, ...]:
     return _anchor(tokenizer, getattr(tokenizer, "chat_template", None))
 
 
-def window_end(tokenizer: Any) -> tuple[int, ...]:
+def segment_end(tokenizer: Any) -> tuple[int, ...]:
     """The tokens of the chat template behind a single user's text, where the answer begins.
 
     None without a template, or if it cannot be told where they begin.

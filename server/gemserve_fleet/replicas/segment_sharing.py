@@ -1,6 +1,6 @@
-"""The owner's side of a shared document: peers read groups of its windows while it reads others.
+"""The owner's side of a shared document: peers read groups of its segments while it reads others.
 
-The request is in this replica's engine as any other. Some groups of its windows are *lent*: the
+The request is in this replica's engine as any other. Some groups of its segments are *lent*: the
 engine does not read them, but awaits them. What a peer does not read, for whatever reason, is given
 back, and the engine reads it then. So a client sees no error because of a peer.
 """
@@ -17,17 +17,17 @@ from typing import Literal, Protocol, get_args
 from prometheus_client import Counter
 
 from gemserve.api.access.backlog import Backlog
-from gemserve.contract.events import Event, LentGroups, WindowsRead
+from gemserve.contract.events import Event, LentGroups, SegmentsRead
 from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import ReplicaUnavailable
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
-from gemserve_fleet.replicas.window_shares import (
+from gemserve_fleet.replicas.segment_shares import (
     FromPeer,
     RefusalReason,
     Refused,
-    WindowShare,
+    SegmentShare,
     assign_groups,
     fits,
     share_of,
@@ -59,7 +59,7 @@ class Peers(Protocol):
         """The replicas that are ready, this one included if it is."""
         ...
 
-    def read(self, peer: str, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
+    def read(self, peer: str, share: SegmentShare) -> AsyncGenerator[FromPeer, None]:
         """See `ShareReader.read`. Raises `ReplicaLost` and `ReplicaUnavailable`."""
         ...
 
@@ -78,10 +78,10 @@ class SharedReading:
             task.cancel()
 
 
-class WindowSharing:
+class SegmentSharing:
     """Submits requests to this replica's engine, and has peers read parts of long documents.
 
-    It is used on one event loop. `windows`: counts windows that were lent, by `Outcome`.
+    It is used on one event loop. `segments`: counts segments that were lent, by `Outcome`.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class WindowSharing:
         engine: Engine,
         backlog: Backlog,
         peers: Peers,
-        windows: Counter,
+        segments: Counter,
         least_timeout_s: float = _LEAST_TIMEOUT_S,
     ) -> None:
         self._engine, self._backlog, self._peers = engine, backlog, peers
-        self._windows = windows
+        self._segments = segments
         self._least_timeout_s = least_timeout_s
         self._running = set[asyncio.Task[None]]()
         for outcome in OUTCOMES:
-            windows.labels(outcome)
+            segments.labels(outcome)
 
     def submit_all(
         self, requests: Sequence[Request], n: int
@@ -126,16 +126,16 @@ class WindowSharing:
         return streams, SharedReading(tasks) if tasks else None
 
     def _assign(self, request: Request) -> dict[str, list[int]]:
-        """The groups of its windows that each peer should read, if the document is long."""
-        windows = None if request.plan is None else request.plan.windows
+        """The groups of its segments that each peer should read, if the document is long."""
+        segments = None if request.plan is None else request.plan.segments
         # a stored document that is deleted must not stay in the caches of peers
-        if windows is None or request.documents or len(windows.groups) < LEAST_GROUPS:
+        if segments is None or request.documents or len(segments.groups) < LEAST_GROUPS:
             return {}
         own, names = self._peers.own_name, self._peers.names()
         if own not in names or len(self._running) >= _MOST_AT_ONCE:
             return {}
         by_peer = dict[str, list[int]]()
-        for number, name in enumerate(assign_groups(windows, names)):
+        for number, name in enumerate(assign_groups(segments, names)):
             if name != own:
                 by_peer.setdefault(name, []).append(number)
         return by_peer
@@ -200,12 +200,12 @@ class WindowSharing:
             self._settle(streams, number, None, outcome)
 
     def _settle(
-        self, streams: Sequence[Stream], number: int, read: WindowsRead | None, outcome: Outcome
+        self, streams: Sequence[Stream], number: int, read: SegmentsRead | None, outcome: Outcome
     ) -> None:
         """Tell the engine what came of a lent group."""
         plan = streams[0].request.plan
         assert plan is not None
-        assert plan.windows is not None
-        self._windows.labels(outcome).inc(len(plan.windows.groups[number]))
+        assert plan.segments is not None
+        self._segments.labels(outcome).inc(len(plan.segments.groups[number]))
         for stream in streams:
             self._engine.take_group(stream, number, read)

@@ -25,7 +25,7 @@ from gemserve.api.serving import Serving, build_serving
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.contract import filter_plan
 from gemserve.contract.filter_options import FilterParams
-from gemserve.contract.filter_plan import Window, WindowPlan
+from gemserve.contract.filter_plan import Segment, SegmentPlan
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core
@@ -33,18 +33,18 @@ from gemserve.engine.core import Core
 from gemserve_fleet.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
 from gemserve_fleet.replicas.relayed_app import RelayedApp
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
+from gemserve_fleet.replicas.segment_shares import FromPeer, Refused, SegmentShare, assign_groups
+from gemserve_fleet.replicas.segment_sharing import LEAST_GROUPS, SegmentSharing
 from gemserve_fleet.replicas.share_reading import ShareReader
 from gemserve_fleet.replicas.staged_adapters import StagedAdapters
-from gemserve_fleet.replicas.window_shares import FromPeer, Refused, WindowShare, assign_groups
-from gemserve_fleet.replicas.window_sharing import LEAST_GROUPS, WindowSharing
 from tests import adapters
 from tests.fakes import CHAT, parse_metrics, wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 PATIENCE_S = 120.0
-GROUP, WINDOW, LAYER = 1024, 256, 2
+GROUP, SEGMENT, LAYER = 1024, 256, 2
 FILTER: dict[str, Any] = {
-    "window": WINDOW,
+    "window": SEGMENT,
     "keep": 256,
     "fallback": False,
     "return_selection": True,
@@ -71,7 +71,7 @@ class Member:
     reader: ShareReader = field(init=False)
     conduct: Conduct = "reads"
     is_ready: bool = True
-    shares: list[WindowShare] = field(default_factory=list)
+    shares: list[SegmentShare] = field(default_factory=list)
     num_open: int = 0
 
     async def ask(self, text: str, path: str = CHAT, **fields: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Member:
         return body
 
     async def lent(self) -> dict[str, float]:
-        """Windows that others were to read, by outcome."""
+        """Segments that others were to read, by outcome."""
         metrics = parse_metrics((await self.client.get("/metrics")).text)
         start = 'lent_windows_total{outcome="'
         found = {k.removeprefix(start)[:-2]: v for k, v in metrics.items() if k.startswith(start)}
@@ -95,7 +95,7 @@ class MemberPeers:
     def names(self) -> Sequence[str]:
         return [name for name, member in self._fleet.items() if member.is_ready]
 
-    async def read(self, peer: str, share: WindowShare) -> AsyncGenerator[FromPeer, None]:
+    async def read(self, peer: str, share: SegmentShare) -> AsyncGenerator[FromPeer, None]:
         member, num_sent = self._fleet[peer], 0
         member.shares.append(pickle.loads(pickle.dumps(share)))
         member.num_open += 1
@@ -136,8 +136,8 @@ async def fleet_of(
         member.app = create_app(
             serving,
             is_replica=True,
-            new_sharing=lambda backlog, metrics, engine=serving.engine, peers=peers: WindowSharing(
-                engine, backlog, peers, metrics.lent_windows(), timeout_s
+            new_sharing=lambda backlog, metrics, engine=serving.engine, peers=peers: SegmentSharing(
+                engine, backlog, peers, metrics.lent_segments(), timeout_s
             ),
         )
         member.reader = ShareReader(serving.engine, serving.adapters, member.app.state.backlog)
@@ -195,14 +195,14 @@ async def test_the_choice_is_that_of_one_replica(count: int, cache_memory: float
         first = await members[0].ask(text)
         assert choice_of(first) == expected
         assert first["filter"]["cached_windows"] == 0
-        num_windows = first["filter"]["windows"]
+        num_segments = first["filter"]["windows"]
         num_lent = (await members[0].lent())["read"]
-        assert num_windows / 2 - 4 <= num_lent * count / (2 * count - 2) <= num_windows / 2 + 4
-        for owner in members:  # each finds every window in somebody's cache, and reads none twice
+        assert num_segments / 2 - 4 <= num_lent * count / (2 * count - 2) <= num_segments / 2 + 4
+        for owner in members:  # each finds every segment in somebody's cache, and reads none twice
             again = await owner.ask(text)
             assert choice_of(again) == expected
-            assert again["filter"]["windows"] == num_windows
-            assert again["filter"]["cached_windows"] == (num_windows if cache_memory else 0)
+            assert again["filter"]["windows"] == num_segments
+            assert again["filter"]["cached_windows"] == (num_segments if cache_memory else 0)
         assert set(await members[0].lent()) == {"read"}
 
 
@@ -374,13 +374,13 @@ async def anext_of_all(batches: AsyncGenerator[Any, None]) -> None:
             pass
 
 
-def plan_of(num_groups: int, seed: int = 0) -> WindowPlan:
+def plan_of(num_groups: int, seed: int = 0) -> SegmentPlan:
     rng = Random(seed)
-    windows = tuple(
-        Window(start=GROUP * i, stop=GROUP * (i + 1), name=rng.randbytes(16))
+    segments = tuple(
+        Segment(start=GROUP * i, stop=GROUP * (i + 1), name=rng.randbytes(16))
         for i in range(num_groups)
     )
-    return WindowPlan(size=GROUP, anchor=(1,), asked=(2,), windows=windows)
+    return SegmentPlan(size=GROUP, anchor=(1,), asked=(2,), segments=segments)
 
 
 @pytest.mark.parametrize("num_groups", [LEAST_GROUPS, 9, 64])

@@ -1,4 +1,4 @@
-"""The benchmarks of windows: what their prompts are, what they report, and what goes on later."""
+"""The benchmarks of segments: what their prompts are, what they report, and what goes on later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.quality import real_padding, windows
 from benchmarks.shared import long_documents, timed_answers
-from benchmarks.shared.timed_answers import HAS_WINDOWS
+from benchmarks.shared.timed_answers import HAS_SEGMENTS
 from benchmarks.speed import many_questions, window_lengths
 from gemserve.llm import LLM
 
@@ -72,8 +72,8 @@ def test_an_empty_cell_says_why() -> None:
     assert cell.figures() == {"n": 0, "impossible": "too long", "refused": {"too long": 2}}
 
 
-def test_each_window_is_a_cell() -> None:
-    found = list(windows._with_windows(["windows", "none"], "auto,2048"))
+def test_each_segment_is_a_cell() -> None:
+    found = list(windows._with_segments(["windows", "none"], "auto,2048"))
     assert found == [("windows", "auto"), ("windows", 2048), ("none", None)]
 
 
@@ -104,24 +104,24 @@ def test_cells_are_written_at_once_and_not_measured_again(
     assert [row["n"] for row in last["rows"]] == [1, 1]
 
 
-@pytest.mark.parametrize("has_windows", [False, True])
-def test_the_window_is_passed_to_servers_that_have_windows(
-    monkeypatch: pytest.MonkeyPatch, has_windows: bool
+@pytest.mark.parametrize("has_segments", [False, True])
+def test_the_segment_is_passed_to_servers_that_have_segments(
+    monkeypatch: pytest.MonkeyPatch, has_segments: bool
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(timed_answers, "HAS_WINDOWS", has_windows)
+    monkeypatch.setattr(timed_answers, "HAS_SEGMENTS", has_segments)
     monkeypatch.setattr(timed_answers, "FilterOptions", lambda **given: seen.append(given))
     timed_answers.filter_options("off", keep=64)
     timed_answers.filter_options(method="none")
-    passed = {"window": "off"} if has_windows else {}
+    passed = {"window": "off"} if has_segments else {}
     assert seen == [
         {"keep": 64, "return_selection": True, **passed},
         {"method": "none", "return_selection": True},
     ]
 
 
-@pytest.mark.skipif(HAS_WINDOWS, reason="this server has windows")
-def test_a_server_without_windows_is_told() -> None:
+@pytest.mark.skipif(HAS_SEGMENTS, reason="this server has windows")
+def test_a_server_without_segments_is_told() -> None:
     assert window_lengths.measure(None, "windows", 1)["reason"].endswith("filter.window")
 
 
@@ -135,7 +135,7 @@ def test_a_line_is_told_from_a_parabola() -> None:
     assert bent["exponent"] == pytest.approx(2)
 
 
-def test_a_picture_is_drawn_without_windows(tmp_path: Path) -> None:
+def test_a_picture_is_drawn_without_segments(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"way": "one pass", "real_tokens": n, "choose_s": n / 100, "ttft_s": None}
         for n in (100, 200, 400)
@@ -173,8 +173,8 @@ def test_the_ways_of_asking() -> None:
         many_questions.filter_field("all")
 
 
-def test_windows_cost_in_proportion_to_their_number() -> None:
-    """One pass costs the square of its length, so windows have to be cheaper."""
+def test_segments_cost_in_proportion_to_their_number() -> None:
+    """One pass costs the square of its length, so segments have to be cheaper."""
     core = LLM("builtin").core
     one, two, ten = (window_lengths.flops(core, n * 2048, 512, 2048) for n in (1, 2, 10))
     assert two - one == pytest.approx((ten - one) / 9)

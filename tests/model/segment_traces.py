@@ -1,4 +1,4 @@
-"""Random traces of requests that are read in windows, each answer compared with a cold engine's."""
+"""Random traces of requests that are read in segments, answers compared with a cold engine's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gemserve.model.adapter import Adapter
 from tests.cache_world import World
 from tests.model.cache_traces import Asked, Key, Pass, Text, Trace, answer_of, as_tokens
 
-WINDOW = 256
+SEGMENT = 256
 
 
-class WindowTrace(Trace):
-    """Most requests are read in windows. Texts move: others come before them."""
+class SegmentTrace(Trace):
+    """Most requests are read in segments. Texts move: others come before them."""
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
@@ -50,7 +50,7 @@ class WindowTrace(Trace):
         if request.filter.method != "sieve" or self._rng.random() < 0.1:
             return request
         may_read_whole = self._rng.random() < 0.3
-        params = replace(request.filter, window=WINDOW, may_read_whole=may_read_whole)
+        params = replace(request.filter, window=SEGMENT, may_read_whole=may_read_whole)
         return replace(request, filter=params, anchor=(1, 2))
 
     def _step(self) -> None:
@@ -79,28 +79,28 @@ class WindowTrace(Trace):
         expected = answer_of(list(self._cold.run_alone(whole)))
         assert answer_of(asked.events)[1:] == expected[1:], asked.request
 
-    def _note_windows(self, job: Job, key: Key) -> None:
+    def _note_segments(self, job: Job, key: Key) -> None:
         plan, documents = job.sequence.plan, frozenset(job.request.documents)
         self._tenant_of[job.sequence.request.tenant] = key[1]
-        if plan.windows is not None:
-            of_windows = (*key, "windows")
-            self._read += [Pass(of_windows, w.name, documents) for w in plan.windows.windows]
+        if plan.segments is not None:
+            of_segments = (*key, "windows")
+            self._read += [Pass(of_segments, w.name, documents) for w in plan.segments.segments]
 
     def _check_hit(self, asked: Asked, event: Filtered, sequence: LiveSequence) -> None:
-        """A window that was found must be one that a request of the same key was to read."""
-        windows, report = sequence.plan.windows, event.report
+        """A segment that was found must be one that a request of the same key was to read."""
+        segments, report = sequence.plan.segments, event.report
         if report.reason == "cached":  # see `_check_whole` for what it found
             assert (report.layer, report.windows, report.cached_windows) == (None, None, None)
             return
-        if windows is None:
+        if segments is None:
             super()._check_hit(asked, event, sequence)
             return
-        assert report.windows == len(windows.windows)
+        assert report.windows == len(segments.segments)
         assert (report.cached_tokens > 0) == bool(report.cached_windows)
-        of_windows = (*asked.key, "windows")
-        known = {one.tokens for one in self._read + asked.had if one.key == of_windows}
-        found = sum(window.name in known for window in windows.windows)
+        of_segments = (*asked.key, "windows")
+        known = {one.tokens for one in self._read + asked.had if one.key == of_segments}
+        found = sum(segment.name in known for segment in segments.segments)
         assert (report.cached_windows or 0) <= found
         self._outcome.left_out += report.cached_tokens
-        self._outcome.windows += report.windows
+        self._outcome.segments += report.windows
         self._outcome.cached_windows += report.cached_windows or 0

@@ -1,7 +1,7 @@
-"""How far a sequence has come that reads its documents in windows. No torch.
+"""How far a sequence has come that reads its documents in segments. No torch.
 
-Windows are read in groups, the same ones whatever is cached, so that what is computed of a window
-and a question does not depend on the cache. In a group each window that is not cached is read
+Segments are read in groups, the same ones whatever is cached, so that what is computed of a segment
+and a question does not depend on the cache. In a group each segment that is not cached is read
 alone. Then what is asked is read behind all of them in one pass. So a whole group may be read by
 another engine, too.
 """
@@ -11,47 +11,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gemserve.contract.events import WindowsRead
-from gemserve.contract.filter_plan import WindowPlan
+from gemserve.contract.events import SegmentsRead
+from gemserve.contract.filter_plan import SegmentPlan
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument
-from gemserve.engine.memory import MemoryShare, Segment
+from gemserve.engine.memory import MemoryShare, Stretch
 
 
 @dataclass(frozen=True, slots=True)
-class WindowRead:
-    """A window in a chunk: its `index` in the plan.
+class SegmentRead:
+    """A segment in a chunk: its `index` in the plan.
 
     `text`: where the keys and values of its anchor and its tokens are, or get to if it is not
     cached. `asked`: the unit from which on those of what is asked go.
     """
 
     index: int
-    text: Segment
+    text: Stretch
     asked: int
     is_cached: bool
 
 
 @dataclass(slots=True, eq=False)
-class WindowPass:
-    """The groups of a plan's windows, and what the next one has found in the cache.
+class SegmentPass:
+    """The groups of a plan's segments, and what the next one has found in the cache.
 
     `token_units`: units of memory of each token.
     `lent`: the numbers of the groups that others read, and `arrived`: what came of these. `found`:
-    by index, the windows of the next group that are cached. They stay until the group is read,
-    because the pass owns their spans, too. None: nobody has looked yet. `used`: windows that this
-    pass has found or left, which do not give way to later windows of its own.
+    by index, the segments of the next group that are cached. They stay until the group is read,
+    because the pass owns their spans, too. None: nobody has looked yet. `used`: segments that this
+    pass has found or left, which do not give way to later segments of its own.
     """
 
-    plan: WindowPlan
+    plan: SegmentPlan
     layer: int
     token_units: int
     groups: list[range] = field(init=False)
     lent: set[int] = field(default_factory=set)
-    arrived: dict[int, WindowsRead] = field(default_factory=dict)
+    arrived: dict[int, SegmentsRead] = field(default_factory=dict)
     found: dict[int, MemoryShare] | None = None
     used: set[CachedDocument] = field(default_factory=set)
-    num_cached: int = 0  # windows
+    num_cached: int = 0  # segments
     _unread: list[int] = field(init=False)
     _begun: int | None = None
 
@@ -69,7 +69,7 @@ class WindowPass:
 
     @property
     def group(self) -> range:
-        """The indexes of the windows that are read next."""
+        """The indexes of the segments that are read next."""
         return self.groups[self.next_group]
 
     @property
@@ -79,7 +79,7 @@ class WindowPass:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The indexes of all windows that it will read itself, and has not read yet."""
+        """The indexes of all segments that it will read itself, and has not read yet."""
         own = (number for number in self._unread if number not in self.lent)
         return tuple(index for number in own for index in self.groups[number])
 
@@ -98,30 +98,30 @@ class WindowPass:
         """The memory that it reads any group in."""
         return max(map(self._group_tokens, self.groups)) * self.token_units
 
-    def num_tokens(self, windows: Iterable[int]) -> int:
-        """Tokens of the prompt in these windows."""
-        return sum(self.plan.windows[index].num_tokens for index in windows)
+    def num_tokens(self, segments: Iterable[int]) -> int:
+        """Tokens of the prompt in these segments."""
+        return sum(self.plan.segments[index].num_tokens for index in segments)
 
-    def reads(self, start: int) -> tuple[WindowRead, ...]:
+    def reads(self, start: int) -> tuple[SegmentRead, ...]:
         """What the next group reads, in memory from unit `start` on."""
         assert self.found is not None
         units, at, reads = self.token_units, start, []
         for index in self.group:
             share = self.found.get(index)
-            size = len(self.plan.anchor) + self.plan.windows[index].num_tokens
-            text = Segment(at, size, size) if share is None else share.segment
+            size = len(self.plan.anchor) + self.plan.segments[index].num_tokens
+            text = Stretch(at, size, size) if share is None else share.stretch
             at += size * units if share is None else 0
-            reads.append(WindowRead(index, text, at, is_cached=share is not None))
+            reads.append(SegmentRead(index, text, at, is_cached=share is not None))
             at += len(self.plan.asked) * units
         return tuple(reads)
 
     def flops(self, shape: ModelShape, start: int, stop: int) -> float:
-        """FLOPs of reading tokens start..stop−1 of all windows, if none is cached."""
-        mean = max(1, round(self.plan.num_tokens / len(self.plan.windows)))
+        """FLOPs of reading tokens start..stop−1 of all segments, if none is cached."""
+        mean = max(1, round(self.plan.num_tokens / len(self.plan.segments)))
         size = len(self.plan.anchor) + mean
-        of_window = shape.filter_chunk(0, size, self.layer)
-        of_window += shape.filter_chunk(size, len(self.plan.asked), self.layer)
-        return of_window * (stop - start) / mean
+        of_segment = shape.filter_chunk(0, size, self.layer)
+        of_segment += shape.filter_chunk(size, len(self.plan.asked), self.layer)
+        return of_segment * (stop - start) / mean
 
     def _group_tokens(self, group: range) -> int:
         beside = len(self.plan.anchor) + len(self.plan.asked)

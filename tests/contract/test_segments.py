@@ -1,4 +1,4 @@
-"""Windows with a real model: every protocol's reply and the metrics say what was read and found."""
+"""Segments with a real model: replies of all protocols and metrics say what was read and found."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.fakes import live_server
 
 FILLER = "The river runs past the houses, they say; nobody counts them. "
 DOCUMENT = "\n\n".join(f"Page {i}. {FILLER * 8}" for i in range(16))
-WINDOW = 256
-FILTER: dict[str, Any] = {"window": WINDOW, "keep": 256, "fallback": False}
+SEGMENT = 256
+FILTER: dict[str, Any] = {"window": SEGMENT, "keep": 256, "fallback": False}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ PATHS = (
 
 
 def counted(url: str) -> tuple[float, float]:
-    """Windows read and found, by the metrics."""
+    """Segments read and found, by the metrics."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("gemserve_windows_total"))
     read, cache = (
@@ -61,8 +61,8 @@ def counted(url: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_reply_reports_windows(url: str, path: str) -> None:
-    """Each document is new to the server, and the second question finds its windows."""
+def test_every_reply_reports_segments(url: str, path: str) -> None:
+    """Each document is new to the server, and the second question finds its segments."""
     document = DOCUMENT.replace("Page", f"Page of {path}")
     reports = []
     for question in ("Who counts the houses?", "What runs past the houses?"):
@@ -77,29 +77,29 @@ def test_every_reply_reports_windows(url: str, path: str) -> None:
         assert (after[0] - before[0], after[1] - before[1]) == (report["windows"] - found, found)
         reports.append(report)
     first, second = reports
-    assert first["window"] == second["window"] == WINDOW
-    assert first["windows"] > first["prompt_tokens"] / WINDOW
+    assert first["window"] == second["window"] == SEGMENT
+    assert first["windows"] > first["prompt_tokens"] / SEGMENT
     assert first["cached_windows"] == first["cached_tokens"] == 0
-    # the last window has what stands before the question, too
+    # the last segment has what stands before the question, too
     assert first["windows"] - 2 <= second["cached_windows"] <= second["windows"]
     assert second["cached_tokens"] > 0.8 * second["prompt_tokens"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_stream_s_first_chunk_reports_windows(url: str, path: str) -> None:
+def test_a_stream_s_first_chunk_reports_segments(url: str, path: str) -> None:
     body = body_of(path, f"{DOCUMENT}\n\nWho counts the houses?") | {"stream": True}
     reply = httpx.post(f"{url}{path}", json=body, timeout=100)
     first = json.loads(reply.text.splitlines()[0].removeprefix("data: "))
-    assert first["filter"]["window"] == WINDOW
+    assert first["filter"]["window"] == SEGMENT
     assert 0 <= first["filter"]["cached_windows"] <= first["filter"]["windows"]
 
 
 @pytest.mark.parametrize("window", ["auto", None])
-def test_the_server_s_windows_are_the_calibration_s(url: str, window: Any) -> None:
+def test_the_server_s_segments_are_the_calibration_s(url: str, window: Any) -> None:
     body = body_of("/v1/filter", f"{DOCUMENT}\n\nWho counts the houses?")
     body["filter"] = FILTER | {"window": window}
     report = httpx.post(f"{url}/v1/filter", json=body, timeout=100).json()["filter"]
-    assert report["window"] == Calibration.USUAL_WINDOW
+    assert report["window"] == Calibration.USUAL_SEGMENT
 
 
 def test_one_pass_reports_none(url: str) -> None:
@@ -118,9 +118,9 @@ def test_the_client_has_the_report(url: str) -> None:
         kept = client.filter(
             model="builtin",
             messages=[{"role": "user", "content": text}],
-            filter={"window": WINDOW, "keep": 256, "fallback": False},
+            filter={"window": SEGMENT, "keep": 256, "fallback": False},
         )
-        assert kept.filter.window == WINDOW
+        assert kept.filter.window == SEGMENT
         assert kept.filter.windows is not None
         assert kept.filter.cached_windows is not None
         assert kept.filter.windows >= kept.filter.cached_windows

@@ -1,4 +1,4 @@
-"""Groups of windows that another engine reads: the choice is the same, bit for bit."""
+"""Groups of segments that another engine reads: the choice is the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gemserve.contract import filter_plan
-from gemserve.contract.events import Event, Filtered, Finished, TextDelta, WindowsRead
+from gemserve.contract.events import Event, Filtered, Finished, SegmentsRead, TextDelta
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.engine.core import Core
 from gemserve.engine.sequence.job import Job
-from gemserve_fleet.replicas.window_shares import GroupToRead, WindowShare, request_for, share_of
-from tests.model.test_windows import NAMES, answer, core_of, ids_of, request
+from gemserve_fleet.replicas.segment_shares import GroupToRead, SegmentShare, request_for, share_of
+from tests.model.test_segments import NAMES, answer, core_of, ids_of, request
 
 TOKENS = 200_000  # of the KV memory
 STEPS = 20_000
@@ -29,8 +29,8 @@ def _many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(core: Core, ids: list[int], **fields: Any) -> Request:
     made = core.planner.planned(request(ids, **fields))
     assert made.plan is not None
-    assert made.plan.windows is not None
-    assert len(made.plan.windows.groups) >= 4
+    assert made.plan.segments is not None
+    assert len(made.plan.segments.groups) >= 4
     return made
 
 
@@ -38,18 +38,18 @@ def lending(core: Core, ids: list[int], **fields: Any) -> Request:
     """A request that lends every other group."""
     made = planned(core, ids, **fields)
     assert made.plan is not None
-    assert made.plan.windows is not None
-    return replace(made, lent_groups=tuple(range(0, len(made.plan.windows.groups), 2)))
+    assert made.plan.segments is not None
+    return replace(made, lent_groups=tuple(range(0, len(made.plan.segments.groups), 2)))
 
 
-def read_group(core: Core, share: WindowShare, group: GroupToRead) -> WindowsRead:
+def read_group(core: Core, share: SegmentShare, group: GroupToRead) -> SegmentsRead:
     """What a peer with this core answers."""
     share, group = pickle.loads(pickle.dumps((share, group)))
     (last,) = core.run_alone(request_for(share, group, None))
     core.check_integrity()
     assert isinstance(last, Finished)
-    assert last.windows_read is not None, last.error
-    read: WindowsRead = pickle.loads(pickle.dumps(last.windows_read))
+    assert last.segments_read is not None, last.error
+    read: SegmentsRead = pickle.loads(pickle.dumps(last.segments_read))
     return read
 
 
@@ -135,7 +135,7 @@ def test_groups_that_are_cached_are_not_lent() -> None:
     assert report.cached_windows == report.windows
 
 
-def test_others_go_on_while_one_awaits_its_windows() -> None:
+def test_others_go_on_while_one_awaits_its_segments() -> None:
     owner, ids = core_of(tokens=TOKENS), ids_of(1, 4000)
     job = owner.add(lending(owner, ids))
     run_until_awaiting(owner, job)
@@ -172,5 +172,5 @@ def test_who_asks_the_same_waits_for_what_is_read_here_alone() -> None:
     assert first.cached_windows == 0
     assert second.cached_windows
     assert second.windows is not None
-    num_lent = sum(len(group.windows) for group in share.groups)
+    num_lent = sum(len(group.segments) for group in share.groups)
     assert second.cached_windows == second.windows - num_lent

@@ -1,4 +1,4 @@
-"""Windows on the disk: found by their names after a restart, wherever they stand in a prompt."""
+"""Segments on the disk: found by their names after a restart, wherever they stand in a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gemserve.engine.reuse import disk_threads as cache_threads
 from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
+from tests.model.test_segments import LAYER, UNIT, answer, core_of, ids_of, request
 from tests.model.test_selection import NoText
-from tests.model.test_windows import LAYER, UNIT, answer, core_of, ids_of, request
 
 DOCUMENT, OTHER = ids_of(1, 3000), ids_of(2, 1000)
 TOKENS = 200_000  # of the KV memory: units of one token's keys in one layer
@@ -70,8 +70,8 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith("kv-")]
 
 
-def write_windows(folder: Path, ask: Request | None = None) -> int:
-    """How many windows of a document are on the disk now."""
+def write_segments(folder: Path, ask: Request | None = None) -> int:
+    """How many segments of a document are on the disk now."""
     core = disk_core(folder)
     report, _ = answer(core, ask or asked())
     settle(core)
@@ -99,8 +99,8 @@ def cached_windows(core: Core, ask: Request) -> int:
     return report.cached_windows
 
 
-def test_a_restarted_server_finds_its_windows(tmp_path: Path) -> None:
-    count = write_windows(tmp_path)
+def test_a_restarted_server_finds_its_segments(tmp_path: Path) -> None:
+    count = write_segments(tmp_path)
     core = disk_core(tmp_path)
     assert cached_windows(core, asked(question=1)) == count
     counts = core.cache_state.disk
@@ -113,7 +113,7 @@ def test_a_restarted_server_finds_its_windows(tmp_path: Path) -> None:
 
 def test_a_document_that_moved_is_found_after_a_restart(tmp_path: Path) -> None:
     """Another document comes first, and some lines in front."""
-    count = write_windows(tmp_path)
+    count = write_segments(tmp_path)
     core = disk_core(tmp_path)
     moved = [*OTHER, *ids_of(9, 30), *DOCUMENT]
     assert count - 2 <= cached_windows(core, asked(moved)) <= count
@@ -131,7 +131,7 @@ def test_what_memory_has_lost_is_read_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_holds_less_than_the_document_loads_what_fits(tmp_path: Path) -> None:
-    count = write_windows(tmp_path)
+    count = write_segments(tmp_path)
     core = disk_core(tmp_path, tokens=20_000)
     assert 0 < cached_windows(core, asked(question=1)) < count
     core.close()
@@ -139,7 +139,7 @@ def test_a_cache_that_holds_less_than_the_document_loads_what_fits(tmp_path: Pat
 
 @pytest.mark.parametrize("other", ["tenant", "layer", "salt"])
 def test_nothing_is_found_across(other: str, tmp_path: Path) -> None:
-    write_windows(tmp_path, asked(tenant=b"a"))
+    write_segments(tmp_path, asked(tenant=b"a"))
     ask = asked(question=1, tenant=b"a")
     if other == "tenant":
         ask = replace(ask, tenant=b"b")
@@ -164,14 +164,14 @@ def _cut(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [_flip, _cut, Path.unlink])
 @pytest.mark.parametrize("is_early", [True, False])
-def test_a_damaged_file_costs_its_window(
+def test_a_damaged_file_costs_its_segment(
     harm: Callable[[Path], None],
     is_early: bool,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Before the server has read the header, and after that."""
-    count = write_windows(tmp_path)
+    count = write_segments(tmp_path)
     path = files(tmp_path)[3]
     if is_early:
         harm(path)
@@ -188,7 +188,7 @@ def test_a_damaged_file_costs_its_window(
     core.close()
 
 
-def test_forgotten_windows_are_nowhere(tmp_path: Path) -> None:
+def test_forgotten_segments_are_nowhere(tmp_path: Path) -> None:
     core = disk_core(tmp_path)
     memory = core._runner.memory
     memory.rows.zero_()
@@ -210,7 +210,7 @@ def test_forgotten_windows_are_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_document_that_is_stored_later_is_deleted_with_its_files(tmp_path: Path) -> None:
-    write_windows(tmp_path)
+    write_segments(tmp_path)
     core = disk_core(tmp_path)
     answer(core, asked(question=1, documents=("a",)))
     settle(core)
@@ -221,18 +221,18 @@ def test_a_document_that_is_stored_later_is_deleted_with_its_files(tmp_path: Pat
 
 @pytest.fixture
 def slow_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = cache_threads.read_segment
+    read = cache_threads.read_block
 
     def slow(*arguments: object) -> bytearray:
         time.sleep(0.05)
         return read(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache_threads, "read_segment", slow)
+    monkeypatch.setattr(cache_threads, "read_block", slow)
 
 
 @pytest.mark.usefixtures("slow_reading")
 def test_a_request_that_is_cancelled_while_it_loads(tmp_path: Path) -> None:
-    count = write_windows(tmp_path)
+    count = write_segments(tmp_path)
     core = disk_core(tmp_path)
     job = core.add(asked(question=1))
     for _ in range(4):
@@ -268,8 +268,8 @@ def test_a_document_that_is_forgotten_while_it_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slow_reading")
-def test_two_questions_load_each_window_once_and_others_go_on(tmp_path: Path) -> None:
-    count = write_windows(tmp_path)
+def test_two_questions_load_each_segment_once_and_others_go_on(tmp_path: Path) -> None:
+    count = write_segments(tmp_path)
     core = disk_core(tmp_path)
     jobs = [core.add(asked(question=q)) for q in (1, 2)]
     short = core.add(asked(OTHER, question=3))
@@ -289,16 +289,16 @@ def test_two_questions_load_each_window_once_and_others_go_on(tmp_path: Path) ->
 
 
 def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = write_windows(tmp_path)
+    count = write_segments(tmp_path)
     is_over = False
-    read = cache_threads.read_segment
+    read = cache_threads.read_block
 
     def hang(*arguments: object) -> bytearray:
         while not is_over:
             time.sleep(0.01)
         return read(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache_threads, "read_segment", hang)
+    monkeypatch.setattr(cache_threads, "read_block", hang)
     monkeypatch.setattr(cache_disk, "_STALL_S", 0.3)
     core = disk_core(tmp_path)
     assert cached_windows(core, asked(question=1)) == 0
@@ -310,7 +310,7 @@ def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_loading_that_would_take_longer_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_windows(tmp_path)
+    write_segments(tmp_path)
     core = disk_core(tmp_path)
     monkeypatch.setattr(cache_disk, "_OVERHEAD_S", 0.0)
     assert core._disk is not None

@@ -1,9 +1,9 @@
-"""Cuts the documents of a prompt into windows, which a filter reads one by one. No torch.
+"""Cuts the documents of a prompt into segments, which a filter reads one by one. No torch.
 
 Where a document is cut depends on its own tokens alone, as in rsync and restic: a range is cut at
 the place whose neighbouring tokens have the smallest hash, and then both parts in the same way,
-until each is short enough. So an inserted line changes the window that it is in, and the others are
-found again wherever they stand.
+until each is short enough. So an inserted line changes the segment that it is in, and the others
+are found again wherever they stand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gemserve.contract.filter_plan import Window
+from gemserve.contract.filter_plan import Segment
 from gemserve.contract.prompt_parts import ProtectedRange, TextBreaks, TokenArray
 
 # A range of so few tokens is read together with the next one, if little is between them. A longer
@@ -24,31 +24,31 @@ _SHORT = 256
 _BETWEEN = 64
 _BLANKS = 4  # tokens
 _NEAR = 8  # tokens on either side of a place, by which it is chosen
-_EDGE = 1 / 4  # of the longest window: a part is not made shorter than this
+_EDGE = 1 / 4  # of the longest segment: a part is not made shorter than this
 
 Range = tuple[int, int]
 
 
-def cut_windows(
+def cut_segments(
     tokens: TokenArray,
     ranges: Sequence[Range],
     breaks: TextBreaks,
     size: int,
     anchor: Sequence[int] = (),
     fixed: Sequence[Range] = (),
-) -> tuple[Window, ...]:
-    """Windows of at most `size` tokens that together are `ranges`, in the order of the text.
+) -> tuple[Segment, ...]:
+    """Segments of at most `size` tokens that together are `ranges`, in the order of the text.
 
     They begin at paragraphs; within long ones at sentences, then at lines, then anywhere. `anchor`:
-    what each window begins with, which is part of its name. `fixed`: ranges that are a window each,
-    as they were cut before; of the few tokens between two of them there is none.
+    what each segment begins with, which is part of its name. `fixed`: ranges that are a segment
+    each, as they were cut before; of the few tokens between two of them there is none.
     """
     hashes = _hashes(tokens)
     levels = [
         np.asarray(level, dtype=np.int64)
         for level in (breaks.paragraphs, breaks.sentences, breaks.lines)
     ]
-    windows: list[Window] = []
+    segments: list[Segment] = []
     firm = frozenset(fixed)
     for whole in ranges:
         unfinished = _around(whole, fixed)[::-1]
@@ -58,13 +58,13 @@ def cut_windows(
                 at = _place(start, stop, levels, hashes, max(1, int(_EDGE * size)))
                 unfinished += [(at, stop), (start, at)]
                 continue
-            name = window_name(tokens[start:stop], anchor)
-            windows.append(Window(start=start, stop=stop, name=name))
-    return tuple(windows)
+            name = segment_name(tokens[start:stop], anchor)
+            segments.append(Segment(start=start, stop=stop, name=name))
+    return tuple(segments)
 
 
-def window_name(tokens: TokenArray, anchor: Sequence[int]) -> bytes:
-    """The name of a window with these tokens, behind this anchor."""
+def segment_name(tokens: TokenArray, anchor: Sequence[int]) -> bytes:
+    """The name of a segment with these tokens, behind this anchor."""
     first = np.asarray(anchor, dtype=np.int64).tobytes()
     text = np.ascontiguousarray(tokens, dtype=np.int64).tobytes()
     return hashlib.blake2b(first + text, digest_size=16).digest()
@@ -76,7 +76,7 @@ def _around(whole: Range, fixed: Sequence[Range]) -> list[Range]:
     inner = sorted(each for each in fixed if start <= each[0] and each[1] <= end)
     parts: list[Range] = []
     for low, high in [*inner, (end, end)]:
-        # between two windows of different files are a few blank lines
+        # between two segments of different files are a few blank lines
         if low - start > (_BLANKS if inner else 0):
             parts.append((start, low))
         if high > low:
@@ -90,7 +90,7 @@ def document_ranges(
 ) -> list[Range]:
     """The ranges of a prompt that a filter reads: all but what is always read.
 
-    Short ones with little between them are joined, so that short messages are read in one window.
+    Short ones with little between them are joined, so that short messages are read in one segment.
     The question is never between them.
     """
     firm = sorted((r.start, r.stop) for r in protected if r.is_always_read)

@@ -6,6 +6,7 @@ token's keys depend on into the token's first unit and its last one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -16,7 +17,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.cache.document_cache import FEWEST_TOKENS
-from gemserve.engine.memory import KVPlace, MemoryPool, Repack, Stretch, Wipe
+from gemserve.engine.memory import Change, KVPlace, MemoryPool, Repack, Stretch, Wipe
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
@@ -80,9 +81,9 @@ class FakeMemory:
         self.units, self.layout = [0] * size, layout
         self._fingerprints: dict[tuple[int, bool], list[int]] = {}
 
-    def move_and_copy(self, plan: StepPlan) -> None:
+    def apply(self, moves: Iterable[Change]) -> None:
         units = self.units
-        for move in plan.moves:
+        for move in moves:
             if isinstance(move, Wipe):
                 units[move.start : move.start + move.size] = [0] * move.size
             elif isinstance(move, Repack):
@@ -94,6 +95,10 @@ class FakeMemory:
             else:
                 part = units[move.source : move.source + move.size]
                 units[move.target : move.target + move.size] = part
+
+    def move_and_copy(self, plan: StepPlan) -> None:
+        units = self.units
+        self.apply(plan.moves)
         for copy in plan.copies:
             for row in range(copy.token_units):
                 taken = [units[at] for part in copy.source for at in _tokens(part, row)]

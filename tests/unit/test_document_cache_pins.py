@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from gemserve.engine.cache.document_cache import PINNED_SHARE
-from gemserve.engine.memory import MemoryPool, Wipe
+from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.worker import Engine
@@ -193,16 +193,8 @@ def run_private_trace(seed: int) -> None:
     )
     memory, secret = FakeMemory(capacity), -7
 
-    def apply(changes: object) -> None:
-        for change in changes:  # type: ignore[attr-defined]
-            if isinstance(change, Wipe):
-                memory.units[change.start : change.start + change.size] = [0] * change.size
-            else:
-                part = memory.units[change.source : change.source + change.size]
-                memory.units[change.target : change.target + change.size] = part
-
     def check() -> None:
-        apply(s.pool.take_changes())
+        memory.apply(s.pool.take_changes())
         s.check_integrity()
         spans = [r.memory for r in s.running]
         spans += [share.span for r in s.running for share in r.shared]
@@ -237,7 +229,7 @@ def run_private_trace(seed: int) -> None:
             s.forget_documents([rng.choice("abc")])
         check()
         plan = s.schedule(300, is_decode_due=rng.random() < 0.5)
-        apply(plan.moves)
+        memory.apply(plan.moves)
         check()
         kept = {}
         chunk = plan.chunk

@@ -167,12 +167,30 @@ def test_the_same_prompt_again_computes_its_last_token() -> None:
     assert made.num_reused == 999
 
 
-def test_half_a_prompt_is_not_kept() -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_five_clients_that_give_up_cost_one_pass(is_whole: bool) -> None:
+    """A tool sends a request again when it has waited for too long, and gives up again."""
+    s, memory = cached()
+    prompt = [7] * 1600
+    for order in range(4):
+        s.add(made := filtered(order, prompt, is_whole=is_whole))
+        step(s, memory)
+        assert made.done == 256 * (order + 1)
+        s.finish(made)
+        s.check_integrity()
+    s.add(made := filtered(4, prompt, is_whole=is_whole))
+    plans = finish(s, memory)
+    assert (made.num_reused if is_whole else made.num_cached) == 4 * 256
+    reading = [p.chunk for p in plans if p.chunk is not None and p.chunk.is_filter != is_whole]
+    assert sum(chunk.count for chunk in reading) == 1600 - 4 * 256
+
+
+def test_half_a_prompt_that_fails_is_not_kept() -> None:
     s, memory = cached()
     s.add(made := sequence(0, DOCUMENT))
     step(s, memory)
     assert made.state is State.PREFILLING
-    s.finish(made)
+    s.finish(made, has_failed=True)
     assert s.pool.used == s.cache.used == 0
 
 

@@ -184,19 +184,44 @@ def leave_filter_pass(
     cache.add(key, tokens, shares, ids, is_pinned)
 
 
+def leave_unfinished_pass(
+    cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, layout: KVLayout
+) -> None:
+    """Let the cache have what a filter pass has read that is ended early, if it wants it.
+
+    Segments are there already: see `reuse.segments`.
+    """
+    key, count = sequence.cache_key, sequence.done - sequence.num_shared
+    if key is None or sequence.is_loading or count <= 0:
+        return
+    if any(cache.has_forgotten(share.span.ids) for share in sequence.shared):
+        return  # what it began with must not stay
+    tokens, ids = sequence.tokens[: sequence.done], sequence.request.documents
+    rows = key.token_units(layout)
+    if not cache.wants(key, tokens, rows * count, ids):
+        return
+    pass_units, capacity = sequence.reading_units(layout, sequence.num_shared), sequence.capacity
+    span, sequence.span = sequence.memory, None
+    pool.shrink(span, pass_units)
+    pool.repack(span, [(rows, capacity, count)])
+    shares, sequence.shared = (*sequence.shared, MemoryShare(span, count, count)), ()
+    cache.add(key, tokens, shares, ids)
+
+
 def leave_whole_prompt(
     cache: DocumentCache, pool: MemoryPool, sequence: LiveSequence, layout: KVLayout
 ) -> None:
-    """Let the cache have the memory of an answered prompt that all layers read, if it wants it.
+    """Let the cache have the memory of a prompt that all layers read, if it wants it.
 
-    It keeps the prompt's keys and values alone. Those of the answer were computed token by token,
-    and may differ in the last digit from what reading them as a prompt gives. In layers with a
-    sliding window it keeps what was saved.
+    It has as much as is read of one whose answer has not begun. It keeps the prompt's keys and
+    values alone. Those of the answer were computed token by token, and may differ in the last digit
+    from what reading them as a prompt gives. In layers with a sliding window it keeps what was
+    saved.
     """
     key, tokens = sequence.cache_key, sequence.tokens
     if key is None or key.layer is not None:
         return
-    if sequence.state is State.PREFILLING:  # as far as it is read
+    if sequence.state is State.PREFILLING:
         tokens = tokens[: sequence.done]
     ids, is_pinned = sequence.request.documents, sequence.request.pin
     count, room = len(tokens), sequence.room
@@ -212,7 +237,8 @@ def leave_whole_prompt(
         areas += [(windowed, room.num_saved, left.num_saved), (windowed, room.recent, left.recent)]
     pool.repack(span, areas)
     share = MemoryShare(span, count, count, left)
-    num_stable = sequence.plan.num_stable if sequence.begins_alike else 0
+    has_stable = sequence.begins_alike and count >= sequence.plan.num_stable
+    num_stable = sequence.plan.num_stable if has_stable else 0
     cache.add(key, tokens, (share,), ids, is_pinned, num_stable=num_stable)
 
 

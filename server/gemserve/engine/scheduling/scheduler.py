@@ -24,6 +24,7 @@ from gemserve.engine.reuse.lookup import (
     awaits_leader,
     find_source,
     leave_filter_pass,
+    leave_unfinished_pass,
     leave_whole_prompt,
     note_held,
 )
@@ -150,17 +151,13 @@ class Scheduler:
     def finish(self, sequence: LiveSequence, has_failed: bool = False) -> None:
         """End a sequence in any state and free its memory. Idempotent.
 
-        The document cache may have what is left of a prompt that was read whole.
+        The document cache may have what is read of its prompt: whoever asks again, after a client
+        that did not wait for the end, goes on from there.
         """
         if sequence.state is State.FINISHED:
             return
-        is_read = sequence.state is State.DECODING or self._is_idle_reading(sequence)
-        if is_read and not has_failed:
-            leave_whole_prompt(self.cache, self.pool, sequence, self._layout)
-            is_prompt = sequence.filter_layer is None or sequence.is_read_from_cache
-            key = sequence.cache_key
-            if is_prompt and key is not None and key.layer is None:
-                note_held(self.cache, sequence, key, sequence.tokens)
+        if not has_failed:
+            self._leave(sequence)
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -462,9 +459,15 @@ class Scheduler:
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
-    def _is_idle_reading(self, sequence: LiveSequence) -> bool:
-        """Is it a prompt that is read in idle time, of which a part is worth as much?"""
-        return sequence.state is State.PREFILLING and sequence.request.priority == LAST
+    def _leave(self, sequence: LiveSequence) -> None:
+        if sequence.state is State.FILTERING:
+            leave_unfinished_pass(self.cache, self.pool, sequence, self._layout)
+        elif sequence.state is not State.WAITING:
+            leave_whole_prompt(self.cache, self.pool, sequence, self._layout)
+            is_prompt = sequence.filter_layer is None or sequence.is_read_from_cache
+            key = sequence.cache_key
+            if is_prompt and key is not None and key.layer is None:
+                note_held(self.cache, sequence, key, sequence.tokens)
 
     def _release(self, sequence: LiveSequence) -> None:
         """Free a sequence's memory, if it has any."""

@@ -75,6 +75,7 @@ class VectorRequests:
             filter=self.planner.params_of_documents,
             priority=request.priority,
             tenant=request.tenant,
+            cache_salt=request.cache_salt,
             vectors_only="queries",
             plan=plan,
         )

@@ -198,6 +198,28 @@ def test_a_reader_that_fails(keeps_going: bool, monkeypatch: pytest.MonkeyPatch)
     assert (core.num_running, core.num_waiting) == (0, 0)
 
 
+@pytest.mark.parametrize("changes", [{"tenant": b"bob"}, {"cache_salt": "b"}])
+def test_the_reader_shares_nothing_between_keys(paired: LLM, changes: dict[str, Any]) -> None:
+    """What it reads is made where a request is built, before it is known whose it is."""
+    text = prompt(150, start=700)
+    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    planned = paired.core.planner.planned(
+        paired.request(paired.prompt(text), sampling, READER, None)
+    )
+    found: list[int | None] = []
+    name = f"of {changes}"  # an id is never used again
+    for of in ({"tenant": b"alice"}, {"tenant": b"alice", **changes}, {"tenant": b"alice"}):
+        asked = replace(planned, documents=(name,), **of)
+        (events,) = run(paired.core, {paired.core.add(asked): "asked"}).values()
+        (report,) = [event.report for event in events if isinstance(event, Filtered)]
+        found.append(report.cached_windows)
+    assert found[:2] == [0, 0]
+    assert found[2]
+    assert name in paired.core.stored_documents, "what is deleted must be deleted there, too"
+    paired.core.forget_documents([name])
+    assert name not in paired.core.stored_documents
+
+
 def test_a_second_question_finds_what_the_reader_has_read(paired: LLM) -> None:
     first = paired.generate(prompt(300, start=60), max_tokens=2)
     again = paired.generate(

@@ -171,6 +171,7 @@ class _Writer:
                 self._error(operation, "The body is wrong; `param` names the field, if it is one."),
             )
             yield 413, self._error(operation, "The body is too large.")
+            yield 415, self._error(operation, "The body is in an encoding that is not read here.")
         is_of_libraries = path.startswith("/v1/libraries")  # which a server may have none of
         if _names_model(operation) or "{" in path or is_of_libraries:
             said = "There is no such model, adapter, document or library."

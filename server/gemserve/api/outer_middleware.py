@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from gemserve.api.access.gate import Gate
 from gemserve.api.access.host_check import HostCheck, allowed_hosts
 from gemserve.api.access.keys import open_keys
+from gemserve.api.access.plain_paths import PlainPaths
 from gemserve.api.access.quota import Quota
 from gemserve.api.access.request_id import RequestId
 from gemserve.api.replies.token_counts import (
@@ -74,6 +75,7 @@ def add_outer_middleware(app: Starlette, config: ServerConfig, counts: Counts) -
     for wing in wings():
         for form in wing.error_forms():
             app.add_middleware(form)
+    app.add_middleware(PlainPaths)
 
 
 def add_request_id(app: Starlette, counts: Counts) -> None:

@@ -69,6 +69,7 @@ class Request:
     shows_markers: bool = False  # of calls and thinking, also those that are control tokens
     adapter: LoadedAdapter | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
+    cache_salt: str = ""  # and of these only prompts with the same one
     # How it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for some
     # methods that takes milliseconds for each choice.
     plan: FilterPlan | None = None

@@ -279,7 +279,14 @@ def _reading_of(request: Request) -> Request | None:
     """What the reader does for a request; None: nothing."""
     if request.filter.reader == "reader" and (request.vectors_only or request.summarizes_only):
         return request
-    return request.reading
+    # it was made where requests are built, which do not know yet whose they are
+    return request.reading and replace(
+        request.reading,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        documents=request.documents,
+        priority=request.priority,
+    )
 
 
 def _with_choice(read: ReadJob, kept: Kept) -> Request:

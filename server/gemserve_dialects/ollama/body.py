@@ -16,13 +16,18 @@ from gemserve_dialects.ollama.options import NAMES, Options
 # One that has no effect: the answers come without thinking.
 Thinking = bool | Literal["low", "medium", "high"] | None
 
+_NO_TIME = ("0", "0s", "0m", "0h", "0ms")
 
 # Ollama's clients add the tag of a model's newest version to a name that has none.
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
 class AnsweredBody(FilteringBody):
-    """What both endpoints take that answer. `keep_alive` and `think` have no effect."""
+    """What both endpoints take that answer. `think` has no effect.
+
+    `keep_alive` has none on an answer: the model stays. A request without a prompt asks to load it,
+    or, with 0, to unload it, which is confirmed.
+    """
 
     model: ModelName
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -32,6 +37,16 @@ class AnsweredBody(FilteringBody):
     think: Thinking = None
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        """Has it no prompt, so that it asks for nothing but the model to be loaded or unloaded?"""
+        raise NotImplementedError
+
+    @property
+    def unloads(self) -> bool:
+        kept = self.keep_alive
+        return kept == 0 or (isinstance(kept, str) and kept.strip() in _NO_TIME)
 
     @property
     def is_streamed(self) -> bool:
@@ -58,8 +73,12 @@ class AnsweredBody(FilteringBody):
 
 
 class OllamaChatBody(AnsweredBody):
-    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        return not self.messages
 
     @cached_property
     def form(self) -> ChatForm:
@@ -70,13 +89,17 @@ class OllamaChatBody(AnsweredBody):
 class GenerateBody(AnsweredBody):
     """One prompt, which the chat template makes a chat."""
 
-    prompt: Annotated[str, Field(min_length=1)]
+    prompt: str = ""
     system: str | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
     context: Annotated[list[Any], Field(max_length=0)] | None = None
     raw: Literal[False] | None = None
     images: NoImages | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        return not self.prompt
 
     @cached_property
     def form(self) -> ChatForm:

@@ -51,6 +51,15 @@ async def ollama_reply(body: AnsweredBody, reader: EventReader, rules: AnswerRul
     return JSONResponse(answer.whole(), headers=answer.headers())
 
 
+def loaded(body: AnsweredBody) -> Response:
+    """The reply to a request without a prompt: one object, also where a stream was asked for."""
+    reason = "unload" if body.unloads else "load"
+    head = {"model": body.model, "created_at": timestamp(time.time()), "done": True}
+    is_chat = isinstance(body, OllamaChatBody)
+    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    return JSONResponse({**head, **said, "done_reason": reason})
+
+
 class _Answer:
     """What is known of an answer so far."""
 

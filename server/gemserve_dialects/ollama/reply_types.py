@@ -58,12 +58,26 @@ class ChatAnswer(ChatPart, Statistics):
     pass
 
 
+class Loaded(TypedDict):
+    """The reply to a request without a prompt."""
+
+    done_reason: Literal["load", "unload"]
+
+
+class LoadedChat(ChatPart, Loaded):
+    pass
+
+
 class GeneratedPart(LineHead):
     response: str
     thinking: NotRequired[str]
 
 
 class GeneratedAnswer(GeneratedPart, Statistics):
+    pass
+
+
+class LoadedPrompt(GeneratedPart, Loaded):
     pass
 
 

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 
 import gemserve
 from gemserve.api.replies.answer_reader import answer_rules
+from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.request_builder import RequestBuilder
@@ -17,10 +18,11 @@ from gemserve.api.requests.tool_choice import chat_call_rules
 from gemserve.api.routes.completions import EXAMPLE_MESSAGES
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
+from gemserve.contract.adapters import LoadedAdapter
 from gemserve_dialects.ollama import reply_types
 from gemserve_dialects.ollama.body import AnsweredBody, GenerateBody, OllamaChatBody, ShowBody
 from gemserve_dialects.ollama.errors import OllamaError
-from gemserve_dialects.ollama.reply import ollama_reply, timestamp
+from gemserve_dialects.ollama.reply import loaded, ollama_reply, timestamp
 
 # Clients look at it to know what they may send.
 PROTOCOL_VERSION = "0.12.0"
@@ -28,7 +30,7 @@ CHAT = Operation(
     summary="Answer messages, in Ollama's form",
     body=OllamaChatBody,
     example={"messages": EXAMPLE_MESSAGES, "stream": False, "options": {"num_predict": 32}},
-    reply=reply_types.ChatAnswer,
+    reply=reply_types.ChatAnswer | reply_types.LoadedChat,
     line=reply_types.ChatLine,
     error=OllamaError,
     unavailable=OllamaError,
@@ -37,7 +39,7 @@ GENERATE = Operation(
     summary="Answer a prompt, in Ollama's form",
     body=GenerateBody,
     example={"prompt": "Hello", "stream": False, "options": {"num_predict": 32}},
-    reply=reply_types.GeneratedAnswer,
+    reply=reply_types.GeneratedAnswer | reply_types.LoadedPrompt,
     line=reply_types.GeneratedLine,
     error=OllamaError,
     unavailable=OllamaError,
@@ -56,6 +58,14 @@ VERSION = Operation(
 )
 
 
+class _SaysNothing(Exception):
+    """Raised where a request would be built, with a body that has no prompt."""
+
+    def __init__(self, body: AnsweredBody) -> None:
+        super().__init__("no prompt")
+        self.body = body
+
+
 def ollama_routes(
     submitter: Submitter, builder: RequestBuilder, models: ModelNames, model_type: str
 ) -> Routes:
@@ -70,8 +80,20 @@ def ollama_routes(
         "quantization_level": "",
     }
 
+    def build(
+        body: OllamaChatBody | GenerateBody,
+        request_id: str,
+        adapter: LoadedAdapter | None = None,
+    ) -> EngineRequests:
+        if body.says_nothing:
+            raise _SaysNothing(body)
+        return builder.build_as_chat(body, request_id, adapter)
+
     async def answer(http: Request, body_type: type[AnsweredBody]) -> Response:
-        submission: Any = await submitter.submit(http, body_type, builder.build_as_chat)
+        try:
+            submission: Any = await submitter.submit(http, body_type, build)
+        except _SaysNothing as nothing:
+            return loaded(nothing.body)
         request = submission.reader.streams[0].request
         calls = chat_call_rules(submission.body.form.chat)
         rules = answer_rules(builder.tokenizer, request, calls)

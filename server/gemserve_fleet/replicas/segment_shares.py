@@ -52,6 +52,7 @@ class SegmentShare:
     plan: FilterPlan
     groups: tuple[GroupToRead, ...]
     tenant: bytes
+    cache_salt: str
     adapter: tuple[str, str] | None
     priority: int
     queued_tokens: int
@@ -119,6 +120,7 @@ def share_of(request: Request, numbers: Sequence[int], queued_tokens: int) -> Se
         ),
         groups=tuple(_group_to_read(request, number, groups[number]) for number in numbers),
         tenant=request.tenant,
+        cache_salt=request.cache_salt,
         adapter=None if adapter is None else (adapter.name, adapter.version),
         priority=request.priority,
         queued_tokens=queued_tokens,
@@ -138,6 +140,7 @@ def request_for(share: SegmentShare, group: GroupToRead, adapter: LoadedAdapter 
         summarizes_only=True,
         adapter=adapter,
         tenant=share.tenant,
+        cache_salt=share.cache_salt,
         plan=share.plan.having(segments=segments),
     )
 

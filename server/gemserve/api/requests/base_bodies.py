@@ -55,6 +55,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1000  # of each stop string
 MAX_BIASES = 1024
 MAX_PRIORITY = 100  # and the lowest is -100
+MAX_SALT_CHARS = 512
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 MOST_PROTECTED = Field(max_length=1024, fail_fast=True)  # messages, or documents
@@ -244,6 +245,8 @@ class FilteringBody(ModelBody):
 
     can_cite: ClassVar[bool] = False
     filter: FilterBody | None = None  # null: the server's default filter, as if omitted
+    # the prompt shares what is computed of it only with prompts of the same one
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @field_validator("filter")
     @classmethod

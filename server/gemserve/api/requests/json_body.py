@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -57,6 +58,7 @@ def parse_body(raw: bytes, body_type: type[BodyT], finder: Finder | None = None)
 
 def _from_json(raw: bytes) -> Any:
     """The parsed JSON. Half of a surrogate pair, as cut texts have it, becomes U+FFFD."""
+    raw = raw.removeprefix(BOM_UTF8)
     try:
         return from_json(raw)
     except ValueError:

@@ -178,6 +178,7 @@ class Submitter:
                     replace(
                         request,
                         tenant=tenant,
+                        cache_salt=_cache_salt(body),
                         documents=finder.ids + _file_ids(body),
                         notes=of_prompt,
                     )
@@ -283,6 +284,10 @@ async def read_body(http: Request) -> bytes:
 def _echo_bytes(requests: EngineRequests) -> int:
     """Bytes that the echoes of all choices take, as text and as what is sent."""
     return _COPIES * requests.n * sum(map(num_bytes, requests.echoes))
+
+
+def _cache_salt(body: ModelBody) -> str:
+    return (isinstance(body, FilteringBody) and body.cache_salt) or ""
 
 
 def _file_ids(body: ModelBody) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class CacheKey:
     """What else keys and values depend on.
 
     `tenant`: the server's own name for whoever asks; nobody's prompts are compared with another's.
+    `salt`: what else a request says that its prompt must have in common with others.
     `adapter`: name and version, or None. `layer`: the filter layer, where the pass ended. None: the
     prompt was read whole, by all layers.
     """
@@ -47,6 +48,7 @@ class CacheKey:
     tenant: bytes
     adapter: tuple[str, str] | None
     layer: int | None
+    salt: str = ""
 
     def token_units(self, layout: KVLayout) -> int:
         """Units of one token, but those in layers with a window if all layers have read it.

@@ -249,6 +249,7 @@ class DiskCache:
             "tenant": key.tenant.hex(),
             "adapter": key.adapter,
             "layer": key.layer,
+            **({"salt": key.salt} if key.salt else {}),
         }
         return json.dumps(fields, sort_keys=True).encode()
 

@@ -44,10 +44,11 @@ class IdleReading:
     def note(self, sequence: LiveSequence) -> None:
         """Remember a prompt whose filter has chosen, if it might have been read whole."""
         request = sequence.request
+        tenant, salt = request.tenant, request.cache_salt
         if not sequence.plan.may_read_whole or request.adapter is not None:
             return
         for number, asked in list(self._asked.items()):
-            if asked.request.tenant != request.tenant:
+            if (asked.request.tenant, asked.request.cache_salt) != (tenant, salt):
                 continue
             count = num_common(asked.request.tokens, request.tokens)
             if 2 * count >= sequence.num_prompt and count >= FEWEST_TOKENS:

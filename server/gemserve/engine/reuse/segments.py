@@ -173,7 +173,8 @@ def segment_key(sequence: LiveSequence) -> CacheKey | None:
         return None
     adapter = sequence.request.adapter
     of_adapter = None if adapter is None else (adapter.name, adapter.version)
-    return CacheKey(sequence.request.tenant, of_adapter, reading.layer)
+    request = sequence.request
+    return CacheKey(request.tenant, of_adapter, reading.layer, request.cache_salt)
 
 
 def _documents_in(request: Request, segment: Segment) -> tuple[str, ...]:

@@ -198,7 +198,8 @@ class LiveSequence:
         if self._cache_key is None or self._cache_key.layer != layer:
             adapter = self.request.adapter
             of_adapter = None if adapter is None else (adapter.name, adapter.version)
-            self._cache_key = CacheKey(self.request.tenant, of_adapter, layer)
+            request = self.request
+            self._cache_key = CacheKey(request.tenant, of_adapter, layer, request.cache_salt)
         return self._cache_key
 
     @property

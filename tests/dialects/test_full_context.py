@@ -5,6 +5,7 @@ Coding agents compact when they read the code or these sentences, and give up at
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -230,3 +231,17 @@ def test_the_counts_can_be_read_from_the_message(error: Any, counts: tuple[Any, 
     found = ExceededContext.find({"code": error.code, "message": str(error)})
     assert found is not None
     assert (found.context, found.longest, found.prompt, found.answer, found.note) == counts
+
+
+async def test_a_streamed_response_fails_with_the_code(api: Api) -> None:
+    """Codex shortens a conversation when it reads this event, and gives up at a status of 400."""
+    body = {"model": MODEL, "input": "word " * 3200, "stream": True}
+    reply = await api.client.post(RESPONSES, json=body)
+    assert reply.status_code == 200
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["response.created", "response.failed"]
+    assert [event["sequence_number"] for event in events] == [0, 1]
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", CODE)
+    whole = await refused(api, RESPONSES, **{**body, "stream": False})
+    assert failed["error"]["message"] == whole["message"]

@@ -15,8 +15,12 @@ from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, 
 from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
-from gemserve.api.replies.server_sent_events import event_stream_with, named_event
+from gemserve.api.replies.server_sent_events import event_stream, event_stream_with, named_event
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
+from gemserve.contract.filter_options import FilterParams
+from gemserve.contract.requests import Request
+from gemserve.contract.sampling import SamplingParams
+from gemserve.errors import ContextExceeded
 from gemserve_dialects.openai_responses.body import OpenAIResponsesBody
 from gemserve_dialects.openai_responses.reply_types import AnyEvent, CallPlace, Place
 from gemserve_dialects.openai_responses.response_object import ResponseInProgress
@@ -118,6 +122,42 @@ def _written(
             "sequence_number": next(numbers),
             "response": answer.response,
         }
+
+
+def overflow_reply(
+    body: OpenAIResponsesBody, error: ContextExceeded, vocabulary: TokenTexts
+) -> HttpResponse:
+    """The stream of a response whose input is too long.
+
+    Codex shortens a conversation at this event, and gives up at a reply with status 400.
+    """
+    sampling = SamplingParams(
+        max_tokens=body.max_output_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+    )
+    nothing = Request(
+        request_id="", prompt_ids=(), sampling=sampling, filter=FilterParams(method="none", keep=1)
+    )
+    answer = ResponseInProgress(body, nothing, AnswerRules(), vocabulary)
+    created: AnyEvent = {
+        "type": "response.created",
+        "sequence_number": 0,
+        "response": answer.unfinished_response,
+    }
+    failed: AnyEvent = {
+        "type": "response.failed",
+        "sequence_number": 1,
+        "response": answer.response_with(
+            {"code": "context_length_exceeded", "message": str(error)}
+        ),
+    }
+
+    async def events() -> AsyncGenerator[str]:
+        yield named_event(created)
+        yield named_event(failed)
+
+    return event_stream(events())
 
 
 def _failed(answer: ResponseInProgress, finished: Finished, numbers: Iterator[int]) -> AnyEvent:

@@ -102,7 +102,7 @@ class Cut(TypedDict):
 
 
 class ResponseError(TypedDict):
-    code: Literal["server_error"]
+    code: Literal["server_error", "context_length_exceeded"]
     message: str
 
 

@@ -28,6 +28,7 @@ from gemserve_dialects.openai_responses.reply_types import (
     OutputText,
     ReasoningText,
     Response,
+    ResponseError,
     ResponseUsage,
     Status,
 )
@@ -175,12 +176,10 @@ class ResponseInProgress:
 
     def failed_response(self, finished: Finished) -> Response:
         message = failure_body(finished)["error"]["message"]
-        return {
-            **self.response,
-            "status": "failed",
-            "output": [],
-            "error": {"code": "server_error", "message": message},
-        }
+        return self.response_with({"code": "server_error", "message": message})
+
+    def response_with(self, error: ResponseError) -> Response:
+        return {**self.response, "status": "failed", "output": [], "error": error}
 
     @property
     def _usage(self) -> ResponseUsage | None:

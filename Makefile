@@ -49,7 +49,7 @@ SITE_TOOLS := .venv-docs/.installed
 SITE_TOOLS_BIN := .venv-docs/bin
 SITE_PACKAGES ?= "zensical>=0.0.73,<0.2" "codespell>=2.4.3,<3"
 
-.PHONY: setup demo test test-all test-quick test-wings test-browser test-clients test-deploy test-docs test-package
+.PHONY: setup demo test test-slow test-all test-quick test-wings test-browser test-clients test-deploy test-docs test-package
 .PHONY: test-replicas test-sanitizers check docs screencast serve bench peers clean
 .PHONY: lock check-deps fuzz
 
@@ -82,11 +82,15 @@ demo: setup
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 test: setup $(NODE)
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
+
+# What that leaves out: long sweeps, and whole processes that others guard in less time.
+test-slow: setup $(NODE)
+	$(PYTEST) -m slow
 
 # What needs neither whole servers nor real models: two minutes.
 test-quick: setup
-	$(PYTEST) tests/unit tests/kernels tests/api tests/distribution
+	$(PYTEST) -m "not slow" tests/unit tests/kernels tests/api tests/distribution
 
 # The core's tests in copies of the repository that lack a wing each.
 test-wings: setup

@@ -21,7 +21,7 @@ from tests.architectures.page import PAGE, lines_of, row_of
 SOME = (
     "afmoe bamba bart bert bloom codegen cohere2 ctrl deepseek_v2 deepseek_v3 diffllama doge "
     "falcon falcon_h1 gemma2 gemma3 gemma3n gemma4 gemma4_text glm4_moe_lite gpt2 gpt_bigcode "
-    "gpt_oss gptj granite_swa jamba jetmoe kimi_linear lfm2 llama llama4_text longcat_flash mamba "
+    "gpt_oss gptj granite_swa jamba jetmoe lfm2 llama llama4_text longcat_flash mamba "
     "mimo_v2_flash minicpm3 minimax nemotron zamba zamba2 dbrx gemma4_assistant deepseek_v32 "
     "mistral mpt nemotron_h opt phimoe qwen2_moe qwen3_next recurrent_gemma stablelm"
 )

@@ -15,6 +15,7 @@ from benchmarks.adapters.tasks import handbook_text
 
 
 @pytest.mark.parametrize("name", sorted(CONVERSIONS))
+@pytest.mark.slow
 def test_no_test_is_learnt_from(name: str) -> None:
     conversion = CONVERSIONS[name](1, 60, 20)
     learnt = set(conversion.learnt_from)

@@ -50,6 +50,7 @@ async def test_every_metric_exists(api: Api, where: str) -> None:
     assert not {n for n, family in families.items() if n not in known and family not in known}
 
 
+@pytest.mark.slow
 def test_the_dashboard_is_what_the_table_says() -> None:
     """`python -m deploy.make_dashboard` writes it."""
     assert make_dashboard.TARGET.read_text("utf-8") == make_dashboard.text()

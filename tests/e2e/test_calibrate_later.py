@@ -90,6 +90,7 @@ async def test_prompts_are_read_whole_until_it_has(
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
 
 
+@pytest.mark.slow
 async def test_libraries_are_refused_by_the_option_s_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

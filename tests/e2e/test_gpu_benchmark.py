@@ -33,6 +33,7 @@ def test_unknown_section_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     """And it does not start a process for every section that cannot begin either."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--sections", "kernels"]

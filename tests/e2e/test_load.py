@@ -148,6 +148,7 @@ def test_server_that_refuses_or_is_absent(stub):
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_files_and_comparison(stub, tmp_path):
     folders = {name: tmp_path / name for name in ("fast", "slow", "both")}
     measured = {}

@@ -167,9 +167,10 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
         two.assert_nothing_is_left(70)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_ranks_end_with_the_server(number: int) -> None:
     with replica() as two:
         os.kill(two.server.pid, number)
@@ -214,6 +215,7 @@ def test_what_ranks_cannot_do_is_refused_at_start(
     assert said in run.stderr
 
 
+@pytest.mark.slow
 def test_one_process_imports_nothing_of_ranks() -> None:
     """The server of one process is as it was."""
     program = (

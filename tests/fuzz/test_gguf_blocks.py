@@ -200,6 +200,7 @@ def load_weights(path: Path) -> Any | None:
 
 @given(st.data())
 @cases(40)
+@pytest.mark.slow
 def test_blocks_have_the_numbers_of_the_package(
     bases: list[Base], path: Path, data: st.DataObject
 ) -> None:

@@ -23,6 +23,7 @@ def ids(seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["random", "position"])
+@pytest.mark.slow
 def test_many_choices_are_planned_elsewhere(builtin: Served, method: str) -> None:
     """128 choices of 32,000 tokens were planned on the loop: nobody was answered for 3 seconds."""
     fields = {"n": 96, "max_tokens": 1, "seed": 1, "filter": {"method": method, "keep": 64}}
@@ -39,6 +40,7 @@ def test_many_log_probabilities_are_written_elsewhere(builtin: Served, is_stream
     assert len(reply.content) > 32 * 80 * 20 * 10
 
 
+@pytest.mark.slow
 def test_scores_of_heads_are_written_elsewhere(builtin: Served, tokenizer: Any) -> None:
     prompt = f"{prose(tokenizer, NUM_IDS, seed=2)}\n\nWhat is the code for the lamb?"
     asked = {**KEEP, "return_scores": "heads", "window": "off"}

@@ -48,6 +48,7 @@ def counted_flops(core: Core, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         yield counts
 
 
+@pytest.mark.slow
 def test_the_advantage_grows_with_the_prompt(
     builtin: Served, core: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:

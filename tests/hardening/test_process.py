@@ -84,6 +84,7 @@ def listening_to(ending: signal.Signals) -> Iterator[None]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_closed_terminal_lets_streams_end(tmp_path: Path) -> None:
     """SIGHUP ended the process, and every stream without its last event."""
     with listening_to(signal.SIGHUP), serving(tmp_path) as process:

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.kernels.twins import twin
 
 KERNELS = {
@@ -30,7 +28,6 @@ KERNELS = {
 SHARED = 99 << 10  # bytes a block may have where there is least: compute capability 8.6
 
 
-@pytest.mark.slow
 def test_every_kernel_compiles_and_fits(tmp_path: Path) -> None:
     script = Path(__file__).with_name("compiled.py")
     environment = {

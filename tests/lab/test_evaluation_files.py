@@ -41,6 +41,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_questions_of_one_s_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_questions_of_one_s_own(
         main(arguments)
 
 
+@pytest.mark.slow
 def test_prompts_no_longer_than_what_is_kept_are_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

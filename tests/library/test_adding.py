@@ -126,6 +126,7 @@ def test_a_killed_process_leaves_a_whole_library(tmp_path: Path, tokenizer: Any)
     assert reader.num_tokens < total
 
 
+@pytest.mark.slow
 def test_tiny_files_are_read_together(tmp_path: Path, tokenizer: Any) -> None:
     """10,000 files of a line each must not take 10,000 passes and transactions, or much disk."""
     folder, library, reader = tmp_path / "f", open_library(tmp_path / "a"), FakeReader()
@@ -145,6 +146,7 @@ def test_tiny_files_are_read_together(tmp_path: Path, tokenizer: Any) -> None:
     assert (again.files, again.unchanged) == (0, 2000)
 
 
+@pytest.mark.slow
 def test_a_long_file_takes_memory_in_proportion(tmp_path: Path, tokenizer: Any) -> None:
     """Bug: a file's tokens were all held at once; one of 100 MB needs 6 bytes for each of its."""
     path, library = tmp_path / "long.txt", open_library(tmp_path / "a")
@@ -236,6 +238,7 @@ def test_a_file_that_changed_into_no_text_loses_what_was_stored(
     add(library, tokenizer, [FileSource.of_file(path)])
 
 
+@pytest.mark.slow
 def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(
     tmp_path: Path, tokenizer: Any
 ) -> None:

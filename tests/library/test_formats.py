@@ -322,6 +322,7 @@ def test_a_huge_cell_or_table_meets_the_limit_of_text(kind: str) -> None:
     assert len(text_of(xlsx_of(f"<row>{header}</row>{rows}"), "a.xlsx").text) < 300_000
 
 
+@pytest.mark.slow
 def test_shared_strings_that_multiply_meet_the_limit_of_memory() -> None:
     limits = ReadingLimits(text_bytes=1 << 20, cpu_s=20)
     rows = '<row><c t="s"><v>0</v></c></row>' * 20_000
@@ -335,6 +336,7 @@ def test_a_quotation_mark_without_another_one_leaves_a_table_as_it_is() -> None:
     assert text_of(text.encode(), "a.csv").text == text.strip()
 
 
+@pytest.mark.slow
 def test_a_time_limit_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     content: dict[str, Any] = {"cells": [{"cell_type": "markdown", "source": "x"}] * 2_000_000}
     limits = ReadingLimits(text_bytes=1 << 27, cpu_s=1)

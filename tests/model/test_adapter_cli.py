@@ -75,7 +75,6 @@ def chats(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_train_convert_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(chats(tmp_path / "chats.jsonl", 16))
     made = str(tmp_path / "made")

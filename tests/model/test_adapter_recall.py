@@ -49,6 +49,7 @@ def run(folder: Path, out: Path, capsys: Any, *options: str) -> tuple[list[dict[
     return rows, printed
 
 
+@pytest.mark.slow
 def test_every_type_is_measured_and_a_finished_line_is_kept(
     folder: Path, tmp_path: Path, capsys: Any
 ) -> None:

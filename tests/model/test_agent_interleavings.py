@@ -19,6 +19,7 @@ FIRST, END = map(int, os.environ.get("GEMSERVE_TEST_AGENT_TRACES", "0:8").split(
 pytestmark = pytest.mark.usefixtures("use_compiled_step")
 
 
+@pytest.mark.slow
 def test_agents_interleavings(tmp_path: Path) -> None:
     """Tenants, adapters loaded anew, chats that grow, evictions, deletions, cancelled requests…"""
     world, total = World(tmp_path), AgentOutcome()

@@ -225,6 +225,7 @@ class Interrupted:
 LITTLE = Effort(lengths=(900,), samples=1, confirms=0, windows=0, answers=0)
 
 
+@pytest.mark.slow
 def test_an_interrupt_chooses_from_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     settings = EngineConfig(kv_memory_bytes=MEMORY, filter_method="none")

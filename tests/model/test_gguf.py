@@ -201,7 +201,6 @@ def test_smollm2_s_tokenizer() -> None:
 
 
 @needs_smollm2
-@pytest.mark.slow
 def test_smollm2_answers() -> None:
     assert load(config("smollm2")).eos_ids == {2}
     checkpoint = loader.open_checkpoint(config("smollm2"))

@@ -95,6 +95,7 @@ def test_every_kind_of_request_gets_the_same_answer(monkeypatch: pytest.MonkeyPa
     assert {"sieve", "snapkv", "scores", "scored"} <= expected.keys()
 
 
+@pytest.mark.slow
 def test_interleavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters, cancellations, compaction, deletions and a cache folder, all through the pipe."""
     monkeypatch.setenv("GEMSERVE_TEST_RUNNER", "pipe")

@@ -158,6 +158,7 @@ def decoded(core: Core, ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("method", ["sieve", "snapkv"])
+@pytest.mark.slow
 def test_6_recall_survives_compaction(core: Core, method: FilterMethod) -> None:
     """Wrong positions after compaction: needle recall fell to 0 of 21 while dense passed."""
     right = 0.0

@@ -137,6 +137,7 @@ def test_a_selection_is_told_in_the_models_own_tokens(mixed: LLM) -> None:
     assert FACT in "".join(passage.text for passage in found.passages)
 
 
+@pytest.mark.slow
 def test_what_such_a_reader_distrusts_is_read_whole(mixed: LLM) -> None:
     made = distrusted(request(mixed, document(2, 200)))
     (events,) = run(mixed.core, {mixed.core.add(made): made.request_id}).values()

@@ -146,7 +146,6 @@ def toy_examples(count: int, seed: int) -> list[TrainingExample]:
     return [TrainingExample((*prompt(6, seed + i), 7, 8, 9), 6) for i in range(count)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ntk", "prefix", "activation"])
 def test_served_adapter_is_the_trained_one(tmp_path: Path, kind: str) -> None:
     model = CausalModel(models.build("llama", scale=1.0))

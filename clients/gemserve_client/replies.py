@@ -71,7 +71,8 @@ class FilterReport(BaseModel):
 
     `protected_tokens` are always read, outside of `keep`: instructions, tools, calls, the question
     and the template. `added_tokens` separate kept passages that were not neighbours. `messages`
-    says what was kept of each message of a chat.
+    says what was kept of each message of a chat. `first_difference` names the part of a chat in
+    which it differs first from the most similar earlier one of its key.
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
@@ -92,6 +93,7 @@ class FilterReport(BaseModel):
     kept_tokens: int
     protected_tokens: int = 0
     added_tokens: int = 0
+    first_difference: str | None = None
     cached_tokens: int
     filter_ms: float
     selection: list[list[int]] | None = None

@@ -129,6 +129,19 @@ class MessagePlace:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDigests:
+    """What tells the parts of a chat from those of another, which are compared but not read.
+
+    `settings`: by name, what the computed keys and values depend on besides the text. `messages`:
+    with their roles.
+    """
+
+    settings: tuple[tuple[str, bytes], ...]
+    tools: tuple[bytes, ...]
+    messages: tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Excerpt:
     """A segment of a library's file in a prompt, at token positions start..stop−1."""

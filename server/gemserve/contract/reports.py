@@ -58,12 +58,15 @@ class FilterReport:
     layer: int | None
     prompt_tokens: int
     kept_tokens: int  # of the prompt, from which the answer is generated
-    cached_tokens: int
+    cached_tokens: int  # of the prompt: those that the document cache had
     filter_ms: float
     selection: tuple[tuple[int, int], ...] | None
     protected_tokens: int = 0  # of the prompt: always read, outside of the budget
     added_tokens: int = 0  # between kept passages
     messages: tuple[MessageReport, ...] | None = None  # None: the prompt is no chat
+    # The part of a chat in which it differs first from the most similar earlier one of its key:
+    # None if it begins with all of that, or if there is none.
+    first_difference: str | None = None
     # see `filtering.selector.Choice`; None: the method does not measure it
     coverage: float | None = None
     # The most tokens of a window; how many windows the documents were cut into; how many of them

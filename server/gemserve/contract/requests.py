@@ -16,6 +16,7 @@ from gemserve.contract.prompt_parts import (
     NO_SEPARATORS,
     Excerpt,
     MessagePlace,
+    PartDigests,
     ProtectedRange,
     Separators,
     StandsFor,
@@ -85,6 +86,9 @@ class Request:
     # what the document cache keeps of the prompt stays until these are forgotten, if pinned
     # documents have room for it
     pin: bool = False
+    # of a chat: its parts, and the first that differs from earlier chats (`EarlierPrompts`)
+    parts: PartDigests | None = field(default=None, repr=False, compare=False)
+    first_difference: str | None = None
     # where the engine notes which parts of the prompt the document cache holds, if anywhere
     notes: ReadingNotes | None = field(default=None, repr=False, compare=False)
     _array: tuple[Sequence[int], TokenArray] | None = field(default=None, repr=False, compare=False)

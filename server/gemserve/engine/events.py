@@ -219,6 +219,7 @@ def _filtered(
         cached_tokens=sequence.num_cached + sequence.num_reused,
         filter_ms=0.0 if layer is None else (now_s - job.started_s) * 1e3,
         selection=selection,
+        first_difference=job.request.first_difference,
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
         window=None if segments is None else segments.plan.size,

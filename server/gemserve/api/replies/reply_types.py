@@ -73,12 +73,13 @@ class PromptIds(TypedDict):
 class PromptTokensDetails(TypedDict):
     """`cached_tokens`: those that the document cache had, so that they were not read again.
 
-    `kept_tokens`, `protected_tokens`: those of the filter reports.
+    `kept_tokens`, `protected_tokens`, `first_difference`: those of the filter reports.
     """
 
     cached_tokens: NonNegative
     kept_tokens: NonNegative
     protected_tokens: NonNegative
+    first_difference: NotRequired[str]
 
 
 class CompletionTokensDetails(TypedDict):

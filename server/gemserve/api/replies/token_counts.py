@@ -38,6 +38,8 @@ def usage_object(reports: Sequence[FilterReport], choices: Sequence[ReplyChoice]
             "protected_tokens": sum(report.protected_tokens for report in reports),
         },
     }
+    if reports and (difference := reports[0].first_difference) is not None:
+        usage["prompt_tokens_details"]["first_difference"] = difference
     if proposed := sum(choice.proposed_tokens for choice in choices):
         accepted = sum(choice.accepted_tokens for choice in choices)
         usage["completion_tokens_details"] = {

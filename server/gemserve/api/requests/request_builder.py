@@ -17,6 +17,7 @@ from gemserve.api.requests.completion_body import (
     prompt_list,
 )
 from gemserve.api.requests.engine_requests import EngineRequests, repeat_for_choices
+from gemserve.api.requests.first_difference import digests_of
 from gemserve.api.requests.long_texts import (
     MOST_BYTES,
     MOST_TOKENS,
@@ -140,8 +141,13 @@ class RequestBuilder:
             grammar=answer_grammar(answer_format(body), body.tools or (), rules, self.grammars),
             is_chat=True,
         )
+        variables = body.chat_template_kwargs
+        parts = digests_of(messages, prompt_tools(body), request.filter, adapter, variables)
         return repeat_for_choices(
-            self.planner, [request], body.n or 1, returns_ids=bool(body.return_token_ids)
+            self.planner,
+            [replace(request, parts=parts)],
+            body.n or 1,
+            returns_ids=bool(body.return_token_ids),
         )
 
     def build_as_chat(

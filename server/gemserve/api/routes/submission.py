@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.engine_requests import EngineRequests
+from gemserve.api.requests.first_difference import EarlierPrompts
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
@@ -45,6 +47,7 @@ from gemserve.errors import (
 from gemserve.holdings import Holdings
 from gemserve.prompting.encoding import num_bytes
 
+log = logging.getLogger("gemserve.api")
 _COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=ModelBody)
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
@@ -121,6 +124,7 @@ class Submitter:
     sharing: SegmentSharing | None = None
     excerpts: ExcerptFinder | None = None
     backlog: Backlog = field(default_factory=Backlog)
+    earlier: EarlierPrompts = field(default_factory=EarlierPrompts)
     preparing: Preparing = field(default_factory=Preparing)
     turns: TextTurns = field(default_factory=TextTurns)
 
@@ -173,12 +177,19 @@ class Submitter:
             notes = http.scope["state"].get("notes")
             # of several prompts, none can be told from the text as a whole
             of_prompt = notes if len(requests.requests) == requests.n else None
+            parts = requests.requests[0].parts
+            difference = None if parts is None else self.earlier.difference(tenant, parts)
+            if difference is not None:
+                log.debug(
+                    "request %s differs from an earlier one first in %s", request_id, difference
+                )
             streams, shared = self._submit_all(
                 [
                     replace(
                         request,
                         tenant=tenant,
                         cache_salt=_cache_salt(body),
+                        first_difference=difference,
                         documents=finder.ids + _file_ids(body),
                         notes=of_prompt,
                     )

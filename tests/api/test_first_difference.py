@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -71,11 +72,15 @@ async def test_the_most_similar_earlier_chat_counts(api: Api) -> None:
     assert await differences(api, {"messages": TALK}, other, last) == [None, "system", "message 3"]
 
 
-async def test_a_stream_says_it_too(api: Api) -> None:
+async def test_a_stream_says_it_too_and_so_does_the_log(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     await differences(api, {"messages": TALK})
+    caplog.set_level(logging.INFO, logger="gemserve.access")
     chat = {"messages": [FIRST], "stream": True, "stream_options": {"include_usage": True}}
     reply = await api.client.post(CHAT, json={"model": MODEL, **chat})
     assert '"first_difference": "system"' in reply.text
+    assert caplog.messages[-1].endswith("first difference: system")
 
 
 async def test_a_plain_prompt_has_no_parts(api: Api) -> None:

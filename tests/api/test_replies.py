@@ -103,7 +103,7 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
     assert set(whole) == {
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
         *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
-        *("protected_tokens", "added_tokens", "messages"),
+        *("protected_tokens", "added_tokens", "messages", "first_difference"),
         *("window", "windows", "cached_windows", "reader"),
         *("searched", "sources", "found"),
     }

@@ -94,6 +94,9 @@ def _write_line(scope: Scope, status: int, seconds: float) -> None:
     }
     level = logging.DEBUG if scope["path"] in _POLLED and status < 500 else logging.INFO
     line = "request %(request_id)s: %(method)s %(path)s %(status)d in %(duration_ms).0f ms"
+    if (difference := scope["state"].get("first_difference")) is not None:
+        fields["first_difference"] = difference
+        line += ", first difference: %(first_difference)s"
     access_log.log(level, line, fields, extra=fields)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +46,6 @@ from gemserve.errors import (
 from gemserve.holdings import Holdings
 from gemserve.prompting.encoding import num_bytes
 
-log = logging.getLogger("gemserve.api")
 _COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=ModelBody)
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
@@ -179,10 +177,7 @@ class Submitter:
             of_prompt = notes if len(requests.requests) == requests.n else None
             parts = requests.requests[0].parts
             difference = None if parts is None else self.earlier.difference(tenant, parts)
-            if difference is not None:
-                log.debug(
-                    "request %s differs from an earlier one first in %s", request_id, difference
-                )
+            http.scope["state"]["first_difference"] = difference  # for the log
             streams, shared = self._submit_all(
                 [
                     replace(

@@ -52,7 +52,9 @@ def keeping(num_kept: int) -> Filtered:
         selection=[(0, num_kept)],
         coverage=0.5,
     )
-    return Filtered(report=report, started_s=time.monotonic(), filtered_s=time.monotonic())
+    ids = list(range(10, 10 + num_kept))  # the reply of /v1/filter has their text
+    now_s = time.monotonic()
+    return Filtered(report=report, started_s=now_s, filtered_s=now_s, ids=ids)
 
 
 def test_the_document_is_found_in_the_cache(page: Page, fact: Any) -> None:
@@ -97,7 +99,7 @@ def tick(page: Page, *ticked: int) -> None:
 def test_other_heads_choose_with_the_present_budget(page: Page, fact: Any) -> None:
     """They only coloured the text, and what a request by them would keep could not be seen."""
     watch(page)
-    page.ask(fact.document, fact.question, keep=300)
+    page.ask(fact.document, fact.question, keep=300, window="off")
     budget = page.slide_to(100)
     own = page.state()["ranges"]
     counts = page.run(f"return [...{BOXES}].map((e) => e.checked)")

@@ -96,7 +96,9 @@ def filtered(prompt: Prompt, keep: int) -> Filtered:
         coverage=choice.coverage,
         scores=report_scores(scores, GivenScores(), evidence, budget, PARAMS, 3.5),
     )
-    return Filtered(report=report, started_s=time.monotonic(), filtered_s=time.monotonic())
+    ids = [prompt.ids[position] for position in choice.positions.tolist()]
+    now_s = time.monotonic()
+    return Filtered(report=report, started_s=now_s, filtered_s=now_s, ids=ids)
 
 
 def otherwise(event: Filtered) -> Filtered:

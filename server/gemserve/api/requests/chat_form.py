@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import ChatBody, Message
-from gemserve.errors import ContextExceeded, RequestError
+from gemserve.errors import CapacityExceeded, ContextExceeded, RequestError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -55,7 +55,10 @@ def fields_renamed(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except RequestError as error:
         old = error.param
-        if old is not None and isinstance(error, ContextExceeded):
+        if old is not None and isinstance(error, CapacityExceeded):
+            error.param = _rename(old, names)
+            error.answer = None if error.answer is None else _rename(error.answer, names)
+        elif old is not None and isinstance(error, ContextExceeded):
             error.param, error.place = _rename(old, names), _rename(error.place, names)
             if error.detail.startswith(old):
                 error.detail = error.param + error.detail.removeprefix(old)

@@ -248,31 +248,40 @@ class CapacityExceeded(RequestError):
     """A request that would not fit into the KV memory even alone.
 
     `param`: the field that has the prompt. `answer`: the one that has `max_tokens`; None: the
-    request generates nothing.
+    request generates nothing. `counts`: the beginning of the message, with the arithmetic.
     """
 
-    answer: str | None = "max_tokens"
-
     def __init__(
-        self, *, tokens: int, kept: int, max_tokens: int, needed_bytes: int, limit_bytes: int
+        self,
+        *,
+        tokens: int,
+        kept: int,
+        max_tokens: int,
+        needed_bytes: int,
+        limit_bytes: int,
+        param: str = "prompt",
+        answer: str | None = "max_tokens",
     ) -> None:
-        super().__init__("", param="prompt", code="kv_memory_exceeded")
-        self._tokens, self._kept, self._max_tokens = tokens, kept, max_tokens
-        self._bytes = f"{needed_bytes} bytes of KV memory at its peak; this server has"
-        self._limit = limit_bytes
-
-    def __str__(self) -> str:
-        lower = "" if self.answer is None else f", lower {self.answer}"
-        return (
-            f"{self.counted('--kv-memory')} Shorten {self.param}{lower}, or have less of it kept "
-            "(filter.keep); whoever runs the server can give it more memory."
+        self._counted = {
+            **{"tokens": tokens, "kept": kept, "max_tokens": max_tokens},
+            **{"needed_bytes": needed_bytes, "limit_bytes": limit_bytes},
+        }
+        with_answer = "" if answer is None else f" with {answer}={max_tokens}"
+        lower = "" if answer is None else f", lower {answer}"
+        self.counts = (
+            f"{param}: a prompt of {tokens} tokens, {kept} of them kept,{with_answer} needs "
+            f"{needed_bytes} bytes of KV memory at its peak; this server has {limit_bytes}"
+        )
+        super().__init__(
+            f"{self.counts} (--kv-memory). Shorten {param}{lower}, or have less of it kept "
+            "(filter.keep); whoever runs the server can give it more memory.",
+            param=param,
+            code="kv_memory_exceeded",
         )
 
-    def counted(self, setting: str) -> str:
-        """The sentence with the arithmetic. `setting`: the option that sets the memory."""
-        prompt = f"{self.param}: a prompt of {self._tokens} tokens, {self._kept} of them kept,"
-        answer = "" if self.answer is None else f" with {self.answer}={self._max_tokens}"
-        return f"{prompt}{answer} needs {self._bytes} {self._limit} ({setting})."
+    def naming(self, param: str, answer: str | None) -> CapacityExceeded:
+        """The same error of a request that has these fields."""
+        return CapacityExceeded(**self._counted, param=param, answer=answer)
 
 
 class ModelNotFound(RequestError):

@@ -149,7 +149,7 @@ class CoreWithReader(Core):
             self.reader.check(reading)
         except CapacityExceeded as error:
             raise RequestError(
-                f"For the reader: {error.counted('--reader-memory')} With filter.reader=self the "
+                f"For the reader: {error.counts} (--reader-memory). With filter.reader=self the "
                 "model itself looks.",
                 param="filter.reader",
                 code=error.code,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gemserve.api.requests.base_bodies import ModelBody
-from gemserve.api.requests.chat_form import fields_renamed
+from gemserve.api.requests.chat_form import renamed
 from gemserve.errors import CapacityExceeded
 
 _PROMPTS = ("messages", "prompt", "text", "documents", "text_2", "data_2", "items")
@@ -17,16 +17,15 @@ _ANSWERS = ("max_completion_tokens", "max_tokens")  # the newer name wins
 @contextmanager
 def memory_fields_named(body: ModelBody) -> Iterator[None]:
     """Have `CapacityExceeded` name the fields of `body`."""
-    form = getattr(body, "form", None)
-    chat, names = (body, {}) if form is None else (form.chat, form.names)
-    with fields_renamed(names):
-        try:
-            yield
-        except CapacityExceeded as error:
-            error.param = _given(chat, _PROMPTS) or "prompt"
-            takes_length = any(name in type(chat).model_fields for name in _ANSWERS)
-            error.answer = (_given(chat, _ANSWERS) or "max_tokens") if takes_length else None
-            raise
+    try:
+        yield
+    except CapacityExceeded as error:
+        form = getattr(body, "form", None)
+        chat, names = (body, {}) if form is None else (form.chat, form.names)
+        prompt, answer = _given(chat, _PROMPTS) or "prompt", None
+        if any(name in type(chat).model_fields for name in _ANSWERS):
+            answer = renamed(_given(chat, _ANSWERS) or "max_tokens", names)
+        raise error.naming(renamed(prompt, names), answer) from error
 
 
 def _given(body: Any, names: tuple[str, ...]) -> str | None:

@@ -245,17 +245,43 @@ class KeptTooLong(ContextExceeded):
 
 
 class CapacityExceeded(RequestError):
-    """A request that would not fit into the KV memory even alone."""
+    """A request that would not fit into the KV memory even alone.
+
+    `param`: the field that has the prompt. `answer`: the one that has `max_tokens`; None: the
+    request generates nothing. `counts`: the beginning of the message, with the arithmetic.
+    """
 
     def __init__(
-        self, *, tokens: int, kept: int, max_tokens: int, needed_bytes: int, limit_bytes: int
+        self,
+        *,
+        tokens: int,
+        kept: int,
+        max_tokens: int,
+        needed_bytes: int,
+        limit_bytes: int,
+        param: str = "prompt",
+        answer: str | None = "max_tokens",
     ) -> None:
+        self._counted = {
+            **{"tokens": tokens, "kept": kept, "max_tokens": max_tokens},
+            **{"needed_bytes": needed_bytes, "limit_bytes": limit_bytes},
+        }
+        with_answer = "" if answer is None else f" with {answer}={max_tokens}"
+        lower = "" if answer is None else f", lower {answer}"
+        self.counts = (
+            f"{param}: a prompt of {tokens} tokens, {kept} of them kept,{with_answer} needs "
+            f"{needed_bytes} bytes of KV memory at its peak; this server has {limit_bytes}"
+        )
         super().__init__(
-            f"A prompt of {tokens} tokens, {kept} of them kept, with max_tokens={max_tokens} needs "
-            f"{needed_bytes} bytes of KV memory at its peak; this server has {limit_bytes}.",
-            param="prompt",
+            f"{self.counts} (--kv-memory). Shorten {param}{lower}, or have less of it kept "
+            "(filter.keep); whoever runs the server can give it more memory.",
+            param=param,
             code="kv_memory_exceeded",
         )
+
+    def naming(self, param: str, answer: str | None) -> CapacityExceeded:
+        """The same error of a request that has these fields."""
+        return CapacityExceeded(**self._counted, param=param, answer=answer)
 
 
 class ModelNotFound(RequestError):

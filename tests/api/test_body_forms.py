@@ -138,12 +138,3 @@ async def test_slashes_too_many_count_for_nothing(api: Api, method: str, path: s
     content = BODY if method == "POST" else None
     reply = await api.client.request(method, path, content=content)
     assert reply.status_code == 200, reply.text
-
-
-async def test_a_salt_and_what_else_vllm_takes(api: Api) -> None:
-    more = {"cache_salt": "a", "continue_final_message": False, "add_generation_prompt": True}
-    reply = await api.client.post(PATH, json={**CHAT, **more})
-    assert reply.status_code == 200, reply.text
-    for field, value in {"cache_salt": "", "continue_final_message": True}.items():
-        refused = await api.client.post(PATH, json={**CHAT, field: value})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)

@@ -44,7 +44,7 @@ async def test_what_runs_on_this_machine_is_told(api: Api) -> None:
     [
         ("GET", "/nowhere", 404),
         ("POST", "/v1/nowhere", 404),
-        ("GET", "/health/", 404),
+        ("GET", "/health/x", 404),
         ("GET", CHAT, 405),
     ],
 )

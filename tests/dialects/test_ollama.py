@@ -216,7 +216,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
             ({"options": {"num_predict": 0}}, 400, "options.num_predict=0"),
             ({"options": {"num_predict": 5000}}, 400, "prompt too long; exceeded max context"),
             ({"options": {"mirostat": 2}}, 400, "options.mirostat=2"),
-            ({"options": {"stop": "x"}}, 400, "options.stop='x'"),
+            ({"options": {"stop": 3}}, 400, "options.stop=3"),
             ({"format": "yaml"}, 400, "format="),
             ({"format": {"type": "wrong"}}, 400, "format: "),
             ({"logprobs": True}, 400, "logprobs="),

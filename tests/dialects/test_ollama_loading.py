@@ -12,9 +12,12 @@ pytestmark = pytest.mark.anyio
 EMPTY: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {}),
     ("/api/generate", {"prompt": ""}),
+    ("/api/generate", {"prompt": None}),
+    ("/api/generate", {"prompt": "", "system": "Be brief."}),
     ("/api/generate", {"prompt": "", "stream": False}),
     ("/api/chat", {}),
     ("/api/chat", {"messages": []}),
+    ("/api/chat", {"messages": None}),
     ("/api/chat", {"messages": [], "stream": True}),
 ]
 
@@ -29,6 +32,12 @@ EMPTY: list[tuple[str, dict[str, Any]]] = [
         (0, "unload"),
         ("0", "unload"),
         ("0s", "unload"),
+        ("0h0m0s", "unload"),
+        ("0.0", "unload"),
+        ("-0ms", "unload"),
+        (0.0, "unload"),
+        ("10m", "load"),
+        ("0h0m1s", "load"),
     ],
 )
 async def test_a_request_without_a_prompt_is_confirmed(
@@ -37,6 +46,8 @@ async def test_a_request_without_a_prompt_is_confirmed(
     more = {} if kept is None else {"keep_alive": kept}
     reply = await api.client.post(path, json={"model": "fake", **body, **more})
     assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert api.core.requests == []
     said = reply.json()
     assert (said["model"], said["done"], said["done_reason"]) == ("fake", True, reason)
     if path == "/api/chat":

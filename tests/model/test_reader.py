@@ -270,7 +270,10 @@ def test_the_reader_needs_no_memory_for_the_answer() -> None:
     tiny = LLM("builtin", replace(WITH_READER, reader_memory_bytes=1 << 20))
     with pytest.raises(RequestError) as caught:
         tiny.core.check(tiny.core.planner.planned(asked))
-    assert str(caught.value).startswith("For the reader, whose memory --reader-memory sets: ")
+    assert str(caught.value).startswith("For the reader: prompt: a prompt of ")
+    assert str(caught.value).endswith(
+        " (--reader-memory). With filter.reader=self the model itself looks."
+    )
     assert (caught.value.param, caught.value.code) == ("filter.reader", "kv_memory_exceeded")
 
 

@@ -149,8 +149,8 @@ class CoreWithReader(Core):
             self.reader.check(reading)
         except CapacityExceeded as error:
             raise RequestError(
-                f"For the reader, whose memory --reader-memory sets: {error} With "
-                "filter.reader=self the model itself looks.",
+                f"For the reader: {error.counts} (--reader-memory). With filter.reader=self the "
+                "model itself looks.",
                 param="filter.reader",
                 code=error.code,
             ) from error

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from gemserve.api.error_replies import ErrorKind, error_body
 from gemserve.config import ServerConfig
+from gemserve.http_server.request_forms import BadRequest, RequestConnection
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's head
 # A client sends a head in one go. Those that send none hold a connection until then, but give it up
@@ -65,12 +66,8 @@ def limited_protocol(limits: ConnectionLimits) -> type[H11Protocol]:
     return LimitedProtocol
 
 
-class BadBody(h11.RemoteProtocolError):
-    """A body comes in more chunks than its bytes need, or has two lengths."""
-
-
-class ChunkLimitedConnection(h11.Connection):
-    """The server's side of a connection. `next_event` raises `BadBody`.
+class ChunkLimitedConnection(RequestConnection):
+    """The server's side of a connection. `next_event` raises `BadRequest`.
 
     A body has one length: with both Content-Length and Transfer-Encoding a request may end at
     different places for a proxy and for this server, so that the rest of it becomes a request that
@@ -78,7 +75,7 @@ class ChunkLimitedConnection(h11.Connection):
     """
 
     def __init__(self, max_incomplete_event_size: int) -> None:
-        super().__init__(h11.SERVER, max_incomplete_event_size)
+        super().__init__(max_incomplete_event_size)
         self._num_chunks = 0
         self._num_bytes = 0
 
@@ -87,12 +84,14 @@ class ChunkLimitedConnection(h11.Connection):
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                raise BadBody("Content-Length and Transfer-Encoding were sent; send one of them.")
+                raise BadRequest(
+                    "Content-Length and Transfer-Encoding were sent; send one of them."
+                )
         elif isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
             if self._num_chunks > FREE_CHUNKS + self._num_bytes // LEAST_CHUNK_BYTES:
-                raise BadBody(
+                raise BadRequest(
                     f"The body has {self._num_chunks} chunks with {self._num_bytes} bytes. Beyond "
                     f"{FREE_CHUNKS} chunks they must have {LEAST_CHUNK_BYTES} bytes on average."
                 )
@@ -122,8 +121,8 @@ class _LimitedProtocol(H11Protocol):
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
+        if self.transport.is_closing() or (self._waits_for_head and not data.strip(b"\r\n")):
+            return  # an empty line begins no request
         super().data_received(data)
         self._note_idle()
         self._set_deadline()
@@ -155,17 +154,23 @@ class _LimitedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         error = sys.exception()  # of which uvicorn tells nothing else
-        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            message = f"The request's head has more than {MAX_HEAD_BYTES} bytes, the limit."
-            self._refuse(431, message, "invalid_request_error", "head_too_large")
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # the reply has begun, or is sent
+            self._expect_reading()
             return
-        if isinstance(error, BadBody):
-            if self.conn.our_state is not h11.SEND_RESPONSE:  # the reply has begun, or is sent
-                self.transport.close()
-                self._expect_reading()
-                return
-            msg = str(error)
-        self._refuse(400, msg, "invalid_request_error", "invalid_http")
+        status, code = 400, "invalid_http"
+        if isinstance(error, h11.RemoteProtocolError):
+            status = error.error_status_hint
+            # h11 shows the line behind it, which may have a key
+            msg = f"Invalid HTTP: {str(error).partition(': bytearray(')[0].removesuffix('.')}."
+        if status == 431:
+            msg = f"The request's head has more than {MAX_HEAD_BYTES} bytes, the limit."
+            code = "head_too_large"
+        self._refuse(status, msg, "invalid_request_error", code)
+
+    @property
+    def _waits_for_head(self) -> bool:
+        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def _note_idle(self) -> None:
         """Note whether the client has yet to send a request, its first or a further one."""

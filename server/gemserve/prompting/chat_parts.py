@@ -32,7 +32,8 @@ class RenderedChat:
     """A chat as text and tokens.
 
     `messages`: as the template took them. `places`: see `chat_template.find_messages`. `has_tools`:
-    whether the answer may call any, or an earlier one did.
+    whether the answer may call any, or an earlier one did. `is_continued`: the answer goes on with
+    the last message.
     """
 
     messages: Sequence[TemplateMessage]
@@ -40,6 +41,7 @@ class RenderedChat:
     text: str
     encoding: Any
     has_tools: bool = False
+    is_continued: bool = False
 
     @cached_property
     def parts(self) -> list[PlacedPart]:

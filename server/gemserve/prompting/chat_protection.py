@@ -61,6 +61,10 @@ def protect_chat(
     cursor = 0
     for placed in chat.parts:
         start, stop = chat.tokens_of(placed)
+        if chat.is_continued and placed is chat.parts[-1]:  # it belongs to the answer
+            role = cast(ChatRole, placed.part.role)
+            places.append(MessagePlace(placed.part.index, role, start, stop))
+            break
         ranges.append(ProtectedRange(cursor, start, Priority.FRAME))
         cursor = max(cursor, stop)
         if placed.part.is_written:

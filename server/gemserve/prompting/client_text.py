@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gemserve.errors import RequestError
+from gemserve.prompting.answer_start import AnswerStart, end_of_last
 from gemserve.prompting.chat_template import (
     NO_VARIABLES,
     TemplateTooLarge,
@@ -33,13 +34,16 @@ def encode_chat(
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     *,
-    add_generation_prompt: bool = True,
+    start: AnswerStart = "header",
+    add_special_tokens: bool = False,
     variables: Mapping[str, Any] = NO_VARIABLES,
-) -> tuple[Any, Places]:
-    """`encoding` of the rendered `text` without control tokens of the client's, and the messages.
+) -> tuple[str, Any, Places]:
+    """The rendered `text`, its `encoding` without control tokens of the client's, and the messages.
 
-    The places are those of `find_messages`.
+    The places are those of `find_messages`. If the answer starts within the last message, the text
+    ends with that, and is encoded anew. Raises `RequestError` if it cannot.
     """
+    add_generation_prompt = start == "header"
     inputs = _Inputs(tokenizer, messages, tools, variables, add_generation_prompt)
     places = find_messages(
         tokenizer,
@@ -51,7 +55,10 @@ def encode_chat(
     )
     ranges = [(low, high) for _, low, high in places]
     ranges += inputs.find_spelled(text, skips_contents=_show_all(places, messages, text))
-    return spell_out(tokenizer, text, encoding, _merged(ranges)), places
+    if start == "within":
+        text = text[: end_of_last(text, messages, places)]
+        encoding = encode(tokenizer, text, add_special_tokens=add_special_tokens)
+    return text, spell_out(tokenizer, text, encoding, _merged(ranges)), places
 
 
 class _Inputs:

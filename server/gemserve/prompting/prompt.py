@@ -25,6 +25,7 @@ from gemserve.contract.prompt_parts import (
 )
 from gemserve.contract.reports import SearchReport
 from gemserve.errors import RequestError
+from gemserve.prompting.answer_start import AnswerStart
 from gemserve.prompting.chat_parts import RenderedChat
 from gemserve.prompting.chat_protection import check_marks, marked_ranges, protect_chat
 from gemserve.prompting.chat_template import NO_VARIABLES, render_chat
@@ -211,11 +212,12 @@ def chat_prompt(
     protect: Protect = NO_PROTECT,
     short: int = SHORT_TURN,
     excerpts: Excerpts = NO_EXCERPTS,
+    start: AnswerStart = "header",
 ) -> Prompt:
     """Messages and tools through the model's chat template, ready for the answer.
 
     The template may read further `variables`. `protect`, `short`: see `protect_chat`. `excerpts`:
-    what the messages have of libraries.
+    what the messages have of libraries. `start`: where the answer begins.
 
     Where a message, a tool or a call spells a control token, this is text.
     Raises `RequestError` if there is no template, if it refuses the messages, or if the rendered
@@ -224,14 +226,18 @@ def chat_prompt(
     has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
     taken, tools = for_template(tokenizer, messages, tools)
     messages = fit_roles(tokenizer, [message.message for message in taken], tools, variables)
-    text = render_chat(tokenizer, messages, tools, variables=variables)
+    text = render_chat(
+        tokenizer, messages, tools, add_generation_prompt=start == "header", variables=variables
+    )
     encoding = encode(tokenizer, text, add_special_tokens=False, limit=limit)
     _check_length(encoding, limit)
-    encoding, places = encode_chat(tokenizer, text, encoding, messages, tools, variables=variables)
+    text, encoding, places = encode_chat(
+        tokenizer, text, encoding, messages, tools, start=start, variables=variables
+    )
     encoding, parts = _with_excerpts(tokenizer, text, encoding, excerpts)
     _check_length(encoding, limit)
     places = source_places(places, messages, text)
-    chat = RenderedChat(taken, places, text, encoding, has_tools)
+    chat = RenderedChat(taken, places, text, encoding, has_tools, start == "within")
     question, num_called = chat_question(chat)
     ranges, shown = protect_chat(chat, protect, short)
     answer_start = ranges[-1].start if shown else len(encoding) - _ANSWER_TOKENS

@@ -10,13 +10,21 @@ from pydantic import AfterValidator, Field
 from gemserve.api.requests.base_bodies import Body, FilteringBody, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import MAX_TOOLS, Tool
 from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
+from gemserve.api.requests.served_types import TEXT_ONLY
 from gemserve_dialects.ollama.messages import NoImages, OllamaMessage, chat_messages
 from gemserve_dialects.ollama.options import NAMES, Options
+from gemserve_dialects.ollama.values import KeepAlive, because, is_no_time
 
 # One that has no effect: the answers come without thinking.
-Thinking = bool | Literal["low", "medium", "high"] | None
-
-_NO_TIME = ("0", "0s", "0m", "0h", "0ms")
+Thinking = Annotated[
+    bool | Literal["low", "medium", "high"] | None,
+    because('must be true, false, "low", "medium" or "high"'),
+]
+Format = Annotated[
+    Literal["", "json"] | dict[str, Any] | None, because('must be "json" or a JSON schema')
+]
+_NO_LOGPROBS = because("not served here; /v1/chat/completions has log-probabilities")
+_AS_IT_IS = because("not served here; /v1/completions continues a text as it is")
 
 # Ollama's clients add the tag of a model's newest version to a name that has none.
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
@@ -25,18 +33,21 @@ ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":lates
 class AnsweredBody(FilteringBody):
     """What both endpoints take that answer. `think` has no effect.
 
+    Neither have `truncate` and `shift`: a prompt that does not fit is an error, and an answer ends.
     `keep_alive` has none on an answer: the model stays. A request without a prompt asks to load it,
     or, with 0, to unload it, which is confirmed.
     """
 
     model: ModelName
-    format: Literal["", "json"] | dict[str, Any] | None = None
+    format: Format = None
     options: Options | None = None
     stream: bool | None = None  # None: true
-    keep_alive: str | Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
+    keep_alive: KeepAlive = None
     think: Thinking = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: Annotated[Literal[False] | None, _NO_LOGPROBS] = None
+    top_logprobs: Annotated[Literal[0] | None, _NO_LOGPROBS] = None
 
     @property
     def says_nothing(self) -> bool:
@@ -45,8 +56,7 @@ class AnsweredBody(FilteringBody):
 
     @property
     def unloads(self) -> bool:
-        kept = self.keep_alive
-        return kept == 0 or (isinstance(kept, str) and kept.strip() in _NO_TIME)
+        return is_no_time(self.keep_alive)
 
     @property
     def is_streamed(self) -> bool:
@@ -73,7 +83,7 @@ class AnsweredBody(FilteringBody):
 
 
 class OllamaChatBody(AnsweredBody):
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
     @property
@@ -83,19 +93,22 @@ class OllamaChatBody(AnsweredBody):
     @cached_property
     def form(self) -> ChatForm:
         """The chat that means the same. Raises `RequestError`."""
-        return self._form({}, messages=chat_messages(self.messages))
+        return self._form({}, messages=chat_messages(self.messages or ()))
 
 
 class GenerateBody(AnsweredBody):
     """One prompt, which the chat template makes a chat."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     suffix: Literal[""] | None = None
-    template: Literal[""] | None = None
-    context: Annotated[list[Any], Field(max_length=0)] | None = None
-    raw: Literal[False] | None = None
-    images: NoImages | None = None
+    template: Annotated[Literal[""] | None, _AS_IT_IS] = None
+    context: Annotated[
+        Annotated[list[Any], Field(max_length=0)] | None,
+        because("not served here; /api/chat takes the messages of a conversation"),
+    ] = None
+    raw: Annotated[Literal[False] | None, _AS_IT_IS] = None
+    images: Annotated[NoImages | None, because(TEXT_ONLY)] = None
 
     @property
     def says_nothing(self) -> bool:
@@ -105,7 +118,7 @@ class GenerateBody(AnsweredBody):
     def form(self) -> ChatForm:
         """The chat that means the same."""
         messages = [plain_message("system", self.system)] if self.system else []
-        messages.append(plain_message("user", self.prompt))
+        messages.append(plain_message("user", self.prompt or ""))
         return self._form({r"messages(\..*)?": "prompt"}, messages=messages)
 
 

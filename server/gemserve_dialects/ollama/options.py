@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body, TopP
 from gemserve.api.requests.integers import INTEGRAL, Count, Integer, Natural, Seed, TopK
+from gemserve_dialects.ollama.values import because
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PENALTIES = {
@@ -22,6 +23,10 @@ NAMES = {
     "max_tokens": "options.num_predict",
 }
 Switch = bool | None
+_DRAWN_OTHERWISE = because(
+    "must be off: tokens are drawn by temperature, top_k, top_p, min_p and the penalties"
+)
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class Options(Body):
@@ -36,13 +41,7 @@ class Options(Body):
     top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
-    stop: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-            Field(max_length=MAX_STOPS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -56,21 +55,25 @@ class Options(Body):
     numa: Switch = None
     low_vram: Switch = None
     f16_kv: Switch = None
+    logits_all: Switch = None
+    vocab_only: Switch = None
     use_mmap: Switch = None
     use_mlock: Switch = None
     penalize_newline: Switch = None
     mirostat_tau: Annotated[float, Field(ge=0, le=1e6)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0, le=1e6)] | None = None
     # other ways to draw tokens, switched off
-    mirostat: Annotated[Literal[0], INTEGRAL] | None = None
-    tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
-    typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
+    mirostat: Annotated[Annotated[Literal[0], INTEGRAL] | None, _DRAWN_OTHERWISE] = None
+    tfs_z: Annotated[Annotated[float, Field(ge=1, le=1)] | None, _DRAWN_OTHERWISE] = None
+    typical_p: Annotated[Annotated[float, Field(ge=1, le=1)] | None, _DRAWN_OTHERWISE] = None
 
     @property
     def chat_fields(self) -> dict[str, Any]:
         count = self.num_predict
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
         return {
             **{name: getattr(self, name) for name in _SAMPLING},
             **{chat: getattr(self, name) for name, chat in _PENALTIES.items()},
+            "stop": stops,
             "max_tokens": None if count is None or count < 0 else count,
         }

@@ -34,8 +34,11 @@ from gemserve_dialects.ollama.reply_types import Call, LineHead, Statistics
 LINES = "application/x-ndjson"
 
 
-async def ollama_reply(body: AnsweredBody, reader: EventReader, rules: AnswerRules) -> Response:
-    answer = _Answer(body, rules)
+async def ollama_reply(
+    body: AnsweredBody, reader: EventReader, rules: AnswerRules, arrived_s: float
+) -> Response:
+    """The answer. `arrived_s`: when its request came (`time.monotonic()`)."""
+    answer = _Answer(body, rules, arrived_s)
     if body.is_streamed:
         return await event_stream_with(
             _lines(reader, answer),
@@ -63,13 +66,14 @@ def loaded(body: AnsweredBody) -> Response:
 class _Answer:
     """What is known of an answer so far."""
 
-    def __init__(self, body: AnsweredBody, rules: AnswerRules) -> None:
+    def __init__(self, body: AnsweredBody, rules: AnswerRules, arrived_s: float) -> None:
         self.report: FilterReport | None = None
         self.finished: Finished | None = None
         self._model = body.model
         self._is_chat = isinstance(body, OllamaChatBody)
         self._parts = AnswerParts(rules)
-        self._began_s = self._first_s = self._last_s = time.monotonic()
+        self._arrived_s = arrived_s
+        self._began_s = self._first_s = self._last_s = arrived_s
         self._num_deltas = 0
 
     def add(self, event: Event) -> list[AnswerChange]:
@@ -82,7 +86,7 @@ class _Answer:
             return self._parts.push(event)
         if isinstance(event, Filtered):
             self.report = event.report
-            self._began_s = min(self._began_s, event.started_s)
+            self._began_s = event.started_s
             self._first_s = self._last_s = event.filtered_s
         elif isinstance(event, Finished):
             self.finished = event
@@ -139,8 +143,8 @@ class _Answer:
         assert self.report is not None
         return {
             "done_reason": finish_reason(self.finished),
-            "total_duration": _nanoseconds(time.monotonic() - self._began_s),
-            "load_duration": 0,
+            "total_duration": _nanoseconds(time.monotonic() - self._arrived_s),
+            "load_duration": _nanoseconds(self._began_s - self._arrived_s),
             "prompt_eval_count": self.report.prompt_tokens,
             "prompt_eval_duration": _nanoseconds(self._first_s - self._began_s),
             "eval_count": self.finished.completion_tokens,

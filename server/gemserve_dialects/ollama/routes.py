@@ -90,6 +90,7 @@ def ollama_routes(
         return builder.build_as_chat(body, request_id, adapter)
 
     async def answer(http: Request, body_type: type[AnsweredBody]) -> Response:
+        arrived_s = time.monotonic()
         try:
             submission: Any = await submitter.submit(http, body_type, build)
         except _SaysNothing as nothing:
@@ -97,7 +98,7 @@ def ollama_routes(
         request = submission.reader.streams[0].request
         calls = chat_call_rules(submission.body.form.chat)
         rules = answer_rules(builder.tokenizer, request, calls)
-        return await ollama_reply(submission.body, submission.reader, rules)
+        return await ollama_reply(submission.body, submission.reader, rules, arrived_s)
 
     def list_model(name: str) -> reply_types.ListedModel:
         return {

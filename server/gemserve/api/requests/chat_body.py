@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api.requests import field_schemas
+from gemserve.api.requests.answer_start_body import AnswerStartBody
 from gemserve.api.requests.base_bodies import Body, NumTop, TextOr
 from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
 from gemserve.api.requests.document_reference import DocumentReference
@@ -301,7 +302,7 @@ class AllowedTools(Body):
         return [tool for tool in tools if tool.function.name in allowed]
 
 
-class ChatBody(GuidedBody, ChatFieldsWithoutEffect):
+class ChatBody(GuidedBody, AnswerStartBody, ChatFieldsWithoutEffect):
     can_cite = True
     messages: Messages
     max_tokens: Count | None = None

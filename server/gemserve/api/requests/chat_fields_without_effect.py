@@ -48,9 +48,6 @@ class ChatFieldsWithoutEffect(Body):
     modalities: Annotated[list[Literal["text"]], FEW] | None = None
     prediction: Prediction | None = None
     moderation: Moderation | None = None
-    # vLLM's: an answer always begins behind the template's own beginning of one
-    continue_final_message: Literal[False] | None = None
-    add_generation_prompt: Literal[True] | None = None
     audio: None = None
     web_search_options: None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None

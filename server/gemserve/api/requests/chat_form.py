@@ -56,20 +56,21 @@ def fields_renamed(names: Mapping[str, str]) -> Iterator[None]:
     except RequestError as error:
         old = error.param
         if old is not None and isinstance(error, ContextExceeded):
-            error.param, error.place = _rename(old, names), _rename(error.place, names)
+            error.param, error.place = renamed(old, names), renamed(error.place, names)
             if error.detail.startswith(old):
                 error.detail = error.param + error.detail.removeprefix(old)
         elif old is not None:
-            error.param = _rename(old, names)
+            error.param = renamed(old, names)
             message = str(error)
             if message.startswith(old):
                 error.args = (error.param + message.removeprefix(old),)
         raise
 
 
-def _rename(path: str, names: Mapping[str, str]) -> str:
+def renamed(path: str, names: Mapping[str, str]) -> str:
+    """The path of a chat's field as the request names it."""
     for pattern, name in names.items():
-        renamed, count = re.subn(rf"^{pattern}(?=\.|$)", name, path)
+        found, count = re.subn(rf"^{pattern}(?=\.|$)", name, path)
         if count:
-            return renamed
+            return found
     return path

@@ -28,6 +28,12 @@ UNSUPPORTED = (
 # what other servers' fields for prompts that a small model reads first are called here
 _HERE = {"specprefill": "filter.reader", "specprefill_keep_pct": "filter.keep, a share or a count"}
 _MAX_PATH_CHARS = 200
+# of an endpoint that takes texts only, token ids too, and lists of both
+_PROMPTS = (
+    "must be a text",
+    "must be a text or token ids",
+    f"must be a text, token ids, or a list of up to {MAX_CHOICES} of either",
+)
 MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
 MAX_DOCUMENTS = 1000  # that are ranked for one query, or pairs that are scored
@@ -120,7 +126,7 @@ def _check_count(field: str, count: int, kind: str, limit: int) -> None:
 
 def _validation_error(error: ValidationError, body: object) -> RequestError:
     """Pydantic's first complaint about `body`: names the field, its value and the limit."""
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
     path = _path(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         return _unknown_field(path or "")
@@ -132,7 +138,7 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
         return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
     message = re.sub(r" or instance of \w+$", "", first["msg"].removeprefix("Value error, "))
     if path == "prompt" and first["type"] == "string_type":  # what else it may be is not said
-        message = f"must be a text, token ids, or a list of up to {MAX_CHOICES} of either"
+        message = _PROMPTS[min(2, len({other["loc"] for other in others}))]
     given = "null" if first["input"] is None else shown(first["input"])
     return RequestError(f"{path}={given}: {message}", param=path)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemserve.api.requests.answer_format import answer_format
+from gemserve.api.requests.answer_start_body import check_no_answer_start
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, SamplingBody
 from gemserve.api.requests.chat_body import ChatBody
 from gemserve.api.requests.chat_form import HasForm, fields_renamed
@@ -39,6 +40,7 @@ from gemserve.errors import PromptTooLong, RequestError
 from gemserve.filtering.context_limits import ContextLimits
 from gemserve.filtering.methods import METHODS, find_method
 from gemserve.filtering.planner import FilterPlanner
+from gemserve.prompting.answer_start import AnswerStart
 from gemserve.prompting.answerable import Answerable
 from gemserve.prompting.encoding import TokenLimit, decode
 from gemserve.prompting.excerpt_tokens import NO_EXCERPTS
@@ -129,6 +131,7 @@ class RequestBuilder:
             body.chat_template_kwargs,
             _protect(body),
             _answerable(body),
+            body.answer_start,
         )
         request = self._request(
             body,
@@ -188,9 +191,11 @@ class RequestBuilder:
                 body.chat_template_kwargs,
                 _protect(body),
                 _answerable(body),
+                body.answer_start,
             )
         elif body.prompt is not None and body.messages is None:
             check_no_variables(body.chat_template_kwargs)
+            check_no_answer_start(body)
             field = "prompt"
             if body.tools is not None:
                 raise RequestError("tools: only with messages", param="tools")
@@ -246,6 +251,7 @@ class RequestBuilder:
         variables: dict[str, Any] | None,
         protect: Protect,
         found: Answerable | None = None,
+        start: AnswerStart = "header",
     ) -> Prompt:
         if not any(m["content"].strip() or m.get("tool_calls") for m in messages):
             raise RequestError(f"{field}: must not all be empty", param=field)
@@ -259,6 +265,7 @@ class RequestBuilder:
             protect=protect,
             short=self.planner.short_message_tokens,
             excerpts=NO_EXCERPTS if found is None else found.excerpts,
+            start=start,
         )
         return built if found is None else replace(built, searched=found.searched)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict
 
 from gemserve.api.requests import field_schemas
+from gemserve.api.requests.answer_start_body import AnswerStartBody
 from gemserve.api.requests.base_bodies import FilteringBody
 from gemserve.api.requests.chat_body import Messages, Tools
 from gemserve.api.requests.completion_body import PromptField
@@ -12,7 +13,7 @@ from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.template_variables import TemplateVariables
 
 
-class SelectionBody(FilteringBody):
+class SelectionBody(FilteringBody, AnswerStartBody):
     """A prompt or messages to be filtered, and not answered.
 
     `document` stands in front of a prompt that is a text, never in front of token ids.
@@ -26,6 +27,8 @@ class SelectionBody(FilteringBody):
                 "messages": None,
                 "tools": None,
                 "chat_template_kwargs": None,
+                "add_generation_prompt": None,
+                "continue_final_message": None,
             },
             {
                 "prompt": field_schemas.TEXT_PROMPT,
@@ -33,6 +36,8 @@ class SelectionBody(FilteringBody):
                 "messages": None,
                 "tools": None,
                 "chat_template_kwargs": None,
+                "add_generation_prompt": None,
+                "continue_final_message": None,
             },
             {"messages": {}, "prompt": None, "document": None},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict
 
 from gemserve.api.requests import field_schemas
+from gemserve.api.requests.answer_start_body import AnswerStartBody
 from gemserve.api.requests.base_bodies import Body
 from gemserve.api.requests.chat_body import Messages, Tools
 from gemserve.api.requests.integers import TokenIds
@@ -17,7 +18,7 @@ class TokenizerBody(Body):
     model: str | None = None
 
 
-class TokenizeBody(TokenizerBody):
+class TokenizeBody(TokenizerBody, AnswerStartBody):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
             {
@@ -25,6 +26,7 @@ class TokenizeBody(TokenizerBody):
                 "messages": None,
                 "tools": None,
                 "add_generation_prompt": None,
+                "continue_final_message": None,
                 "chat_template_kwargs": None,
             },
             {"messages": {}, "prompt": None},
@@ -35,7 +37,6 @@ class TokenizeBody(TokenizerBody):
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool = False
     return_offsets: bool = False
 

@@ -36,6 +36,7 @@ from gemserve.api.requests.document_form import (
 from gemserve.api.requests.document_request import count_tokens, warming_request
 from gemserve.api.requests.form_body import is_form
 from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.memory_fields import memory_fields_named
 from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
@@ -91,7 +92,8 @@ def document_routes(
             document = intake.document
             num_tokens = len(intake.request.prompt_ids)
             submitter.backlog.check_room(num_tokens)
-            stream = engine.submit(replace(intake.request, tenant=tenant))
+            with memory_fields_named(intake.body):
+                stream = engine.submit(replace(intake.request, tenant=tenant))
         store.add(tenant, document)
         observers = submitter.observers(stream.request, arrived_s)
         if (place := http.scope["state"].get("place")) is not None:

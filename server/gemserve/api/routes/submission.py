@@ -24,6 +24,7 @@ from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBo
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.first_difference import EarlierPrompts
 from gemserve.api.requests.json_body import parse_body
+from gemserve.api.requests.memory_fields import memory_fields_named
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
 from gemserve.api.requests.turns import LONG_BYTES, TextTurns
@@ -178,20 +179,19 @@ class Submitter:
             parts = requests.requests[0].parts
             difference = None if parts is None else self.earlier.difference(tenant, parts)
             http.scope["state"]["first_difference"] = difference  # for the log
-            streams, shared = self._submit_all(
-                [
-                    replace(
-                        request,
-                        tenant=tenant,
-                        cache_salt=_cache_salt(body),
-                        first_difference=difference,
-                        documents=finder.ids + _file_ids(body),
-                        notes=of_prompt,
-                    )
-                    for request in requests.requests
-                ],
-                requests.n,
-            )
+            sendable = [
+                replace(
+                    request,
+                    tenant=tenant,
+                    cache_salt=_cache_salt(body),
+                    first_difference=difference,
+                    documents=finder.ids + _file_ids(body),
+                    notes=of_prompt,
+                )
+                for request in requests.requests
+            ]
+            with memory_fields_named(body):
+                streams, shared = self._submit_all(sendable, requests.n)
         sent = [stream.request for stream in streams]
         observers = [self.observers(request, arrived_s) for request in sent]
         if shared is not None:

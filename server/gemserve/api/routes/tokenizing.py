@@ -18,6 +18,7 @@ from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.large_replies import SlicedResponse, encoded_slices
 from gemserve.api.replies.reply_types import Text, TokenizerInfo, Tokens
+from gemserve.api.requests.answer_start_body import check_no_answer_start
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.long_texts import charge, count_chat_bytes
 from gemserve.api.requests.model_names import ModelNames
@@ -29,7 +30,7 @@ from gemserve.api.requests.tool_choice import check_tools
 from gemserve.api.requests.turns import TextTurns
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import read_body
-from gemserve.errors import RequestError, shown
+from gemserve.errors import RequestError
 from gemserve.prompting.chat_template import render_chat
 from gemserve.prompting.client_text import encode_chat
 from gemserve.prompting.encoding import TokenLimit, decode, encode, num_bytes, token_edges
@@ -214,33 +215,30 @@ def _encode_body(builder: RequestBuilder, body: TokenizeBody) -> tuple[str, Any]
         plain = [message.plain for message in body.messages]
         given = check_tools(body.tools)
         taken, tools = for_template(tokenizer, plain, given)
-        has_header = body.add_generation_prompt is not False
+        start = body.answer_start
         variables = body.chat_template_kwargs or {}
         sent = [message.message for message in taken]
         messages = fit_roles(tokenizer, sent, tools, variables)
         text = render_chat(
-            tokenizer, messages, tools, add_generation_prompt=has_header, variables=variables
+            tokenizer, messages, tools, add_generation_prompt=start == "header", variables=variables
         )
         is_adding = bool(body.add_special_tokens)
         limit = TokenLimit(builder.most_tokenized, "messages", is_context=False)
         encoding = encode(tokenizer, text, add_special_tokens=is_adding, limit=limit)
-        encoding, _ = encode_chat(
+        text, encoding, _ = encode_chat(
             tokenizer,
             text,
             encoding,
             messages,
             tools,
-            add_generation_prompt=has_header,
+            start=start,
+            add_special_tokens=is_adding,
             variables=variables,
         )
         return text, encoding
     if body.tools is not None:
         raise RequestError("tools: only with messages", param="tools")
-    if body.add_generation_prompt is not None:
-        raise RequestError(
-            f"add_generation_prompt={shown(body.add_generation_prompt)}: only with messages",
-            param="add_generation_prompt",
-        )
+    check_no_answer_start(body)
     check_no_variables(body.chat_template_kwargs)
     if body.prompt is None:
         raise RequestError(

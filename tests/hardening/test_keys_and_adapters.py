@@ -95,13 +95,21 @@ def test_keys_share_no_cached_documents(shared: Shared, tokenizer: Any) -> None:
     assert cached_of(shared.ask("sk-two", prompt)) > 1000
 
 
-@pytest.mark.parametrize("field", ["cache_salt", "tenant", "session_id"])
+@pytest.mark.parametrize("field", ["tenant", "session_id"])
 def test_clients_do_not_choose_whose_cache_they_use(shared: Shared, field: str) -> None:
     """The salt came from the client, who could name another's."""
     body = {"prompt": "Hi", field: "sk-one"}
     reply = shared.server.post(COMPLETIONS, headers=bearer("sk-two"), **body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == field
+
+
+def test_a_client_s_salt_counts_within_its_key_only(shared: Shared, tokenizer: Any) -> None:
+    prompt = f"{prose(tokenizer, 1200, seed=13)}\n\n{QUESTION}"
+    assert cached_of(shared.ask("sk-one", prompt, cache_salt="sk-one")) == 0
+    assert cached_of(shared.ask("sk-two", prompt, cache_salt="sk-one")) == 0
+    assert cached_of(shared.ask("sk-one", prompt)) == 0
+    assert cached_of(shared.ask("sk-one", prompt, cache_salt="sk-one")) > 1000
 
 
 def test_an_adapter_is_part_of_what_is_cached(shared: Shared, tokenizer: Any) -> None:
@@ -175,7 +183,8 @@ def test_every_path_but_the_probes_needs_a_key(shared: Shared) -> None:
         for method in methods
     ]
     assert len(described) > 20
-    others = ["/openapi.json", "/docs", "/redoc", "/none", "/v1", "/v1/none", "//health", "/HEALTH"]
+    others = ["/openapi.json", "/docs", "/redoc", "/none", "/v1", "/v1/none", "/HEALTH"]
+    others += ["//v1/models", "/v1//models", "/v1/models/", "//openapi.json", "/health/none"]
     for method, path in [*described, *(("GET", path) for path in others)]:
         reply = httpx.request(method, shared.server.url + path, timeout=PATIENCE_S)
         is_open = path in OPEN_PATHS | page_files().keys()

@@ -86,10 +86,10 @@ def test_it_finds_what_a_calibration_before_the_start_finds(
     with caplog.at_level(logging.INFO, logger="gemserve.calibration"):
         while not idle.run_piece():
             num_pieces += 1
-            if num_pieces % 20 == 0:
+            if num_pieces % 4 == 0:  # a fast processor needs few pieces, which take a time
                 reasons.append(ask(core).reason)
                 core.check_integrity()
-    assert num_pieces > 20
+    assert len(reasons) > 1
     assert not torch.is_inference_mode_enabled()
     assert set(reasons) == {"not_calibrated"}
     assert ask(core).applied

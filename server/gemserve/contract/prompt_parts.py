@@ -129,17 +129,17 @@ class MessagePlace:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PartDigests:
-    """What tells the parts of a chat from those of another, which are compared but not read.
+    """What tells the beginnings of a chat from those of others. They are compared, never read.
 
-    `settings`: by name, what the computed keys and values depend on besides the text. `messages`:
-    with their roles.
+    `parts`: name of each part, in the order in which most prompts have them, and the digest of it
+    and of all before it. `tools_in_any_order`: as the digest of the tools, but of the same tools
+    in another order it is the same.
     """
 
-    settings: tuple[tuple[str, bytes], ...]
-    tools: tuple[bytes, ...]
-    messages: tuple[tuple[str, bytes], ...]
+    parts: tuple[tuple[str, bytes], ...]
+    tools_in_any_order: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +15,7 @@ from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.prompt_parts import PartDigests
 
 _KEY = secrets.token_bytes(32)  # of this process: nobody can tell a text from a digest
-_MOST_PROMPTS = 16  # that are remembered of each tenant
-_MOST_TENANTS = 1000
+_MOST_BEGINNINGS = 40_000  # of all keys' chats, that are remembered: about 10 MB
 _FIRST = ("system", "developer")
 
 
@@ -26,74 +25,75 @@ def digests_of(
     params: FilterParams,
     adapter: LoadedAdapter | None,
     variables: Mapping[str, Any] | None,
+    cache_salt: str | None = None,
 ) -> PartDigests:
-    """What tells the parts of a chat from those of others, and the texts in them from nobody."""
-    settings = {
-        "adapter": None if adapter is None else (adapter.name, adapter.version),
-        "filter.method": params.method,
-        "filter.layer": params.layer,
-        "filter.window": params.window,
-        "filter.reader": params.reader,
-        "chat_template_kwargs": variables or None,
-    }
-    return PartDigests(
-        settings=tuple((name, _digest(value)) for name, value in settings.items()),
-        tools=tuple(map(_digest, tools)),
-        messages=tuple((str(message["role"]), _digest(message)) for message in messages),
+    """What tells the beginnings of a chat from those of others, and their texts from nobody."""
+    num_first = next((i for i, m in enumerate(messages) if m["role"] not in _FIRST), len(messages))
+    before_tools = (
+        ("cache_salt", cache_salt or None),
+        ("adapter", None if adapter is None else (adapter.name, adapter.version)),
+        ("filter.method", params.method),
+        ("filter.layer", params.layer),
+        ("filter.window", params.window),
+        ("filter.reader", params.reader),
+        ("chat_template_kwargs", variables or None),
+        ("system", messages[:num_first]),
     )
+    after_tools = ((f"message {i}", messages[i]) for i in range(num_first, len(messages)))
+    parts = list(_chained(before_tools, b""))
+    _, before = parts[-1]
+    any_order = sorted(map(_digest, tools))
+    parts += _chained((("tools", tools), *after_tools), before)
+    return PartDigests(tuple(parts), _digest([tool.hex() for tool in any_order], before))
 
 
-def _digest(value: object) -> bytes:
-    return hashlib.blake2b(to_json(value, fallback=repr), key=_KEY, digest_size=16).digest()
+def _chained(parts: Iterator[tuple[str, object]] | Sequence[Any], before: bytes) -> Iterator[Any]:
+    for name, value in parts:
+        before = _digest(value, before)
+        yield name, before
+
+
+def _digest(value: object, before: bytes = b"") -> bytes:
+    text = to_json(value, fallback=repr)
+    return hashlib.blake2b(before + text, key=_KEY, digest_size=16).digest()
 
 
 class EarlierPrompts:
-    """Remembers the parts of the last chats of each tenant. It is used on the event loop only."""
+    """Remembers how the last chats of each key begin. It is used on the event loop only."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[bytes, deque[PartDigests]] = OrderedDict()
+        # what a beginning is of, and its digest; does a chat end there? The last used are last.
+        self._ends: OrderedDict[tuple[bytes, bytes], bool] = OrderedDict()
 
-    def difference(self, tenant: bytes, parts: PartDigests) -> str | None:
-        """The part in which a chat differs first from the most similar earlier one of its tenant.
+    def difference(self, tenant: bytes, chat: PartDigests) -> str | None:
+        """The part behind the longest beginning that the chat shares with earlier ones of its key.
 
-        None: there is none, or the chat begins with all of it. The chat is remembered.
+        None: there is no earlier one, or all of one is the chat's beginning, or the chat the
+        beginning of one. The chat is remembered.
         """
-        earlier = self._of.setdefault(tenant, deque(maxlen=_MOST_PROMPTS))
-        self._of.move_to_end(tenant)
-        if len(self._of) > _MOST_TENANTS:
-            self._of.popitem(last=False)
-        own = list(_in_order(parts))
-        # of those with as many parts in common the newest counts
-        found = [_compared(own, list(_in_order(other))) for other in reversed(earlier)]
-        earlier.append(parts)
-        if not found:
-            return None
-        _, name = max(found, key=lambda each: each[0])
+        name = self._first_unknown(tenant, chat)
+        for number, (_, digest) in enumerate(chat.parts, start=1):
+            is_end = number == len(chat.parts) or self._ends.get((tenant, digest), False)
+            self._remember((tenant, digest), is_end=is_end)
+        self._remember((tenant, chat.tools_in_any_order), is_end=False)
+        self._remember((tenant, b""), is_end=False)
+        while len(self._ends) > _MOST_BEGINNINGS:
+            self._ends.popitem(last=False)
         return name
 
+    def _first_unknown(self, tenant: bytes, chat: PartDigests) -> str | None:
+        if (tenant, b"") not in self._ends:
+            return None
+        is_end = False
+        for name, digest in chat.parts:
+            if (tenant, digest) not in self._ends:
+                if is_end:
+                    return None
+                is_reordered = (tenant, chat.tools_in_any_order) in self._ends
+                return "tools_order" if name == "tools" and is_reordered else name
+            is_end = self._ends[tenant, digest]
+        return None
 
-def _in_order(parts: PartDigests) -> Iterator[tuple[str, object]]:
-    """Names of parts and what tells them apart, as they follow one another in most prompts."""
-    yield from parts.settings
-    numbered = list(enumerate(parts.messages))
-    num_first = next((i for i, (role, _) in numbered if role not in _FIRST), len(numbered))
-    yield "system", [digest for _, digest in parts.messages[:num_first]]
-    yield "tools", parts.tools
-    for index, (_, digest) in numbered[num_first:]:
-        yield f"message {index}", digest
-
-
-def _compared(
-    own: Sequence[tuple[str, object]], other: Sequence[tuple[str, object]]
-) -> tuple[int, str | None]:
-    """How many parts two prompts begin with alike, and the name of the next part of the first.
-
-    No name: one of them ends there.
-    """
-    for number, ((name, left), (_, right)) in enumerate(zip(own, other, strict=False)):
-        if left == right:
-            continue
-        if name == "tools" and isinstance(left, tuple) and isinstance(right, tuple):
-            name = "tools_order" if sorted(left) == sorted(right) else name
-        return number, name
-    return min(len(own), len(other)), None
+    def _remember(self, beginning: tuple[bytes, bytes], *, is_end: bool) -> None:
+        self._ends[beginning] = is_end
+        self._ends.move_to_end(beginning)

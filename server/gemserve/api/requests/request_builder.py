@@ -145,7 +145,9 @@ class RequestBuilder:
             is_chat=True,
         )
         variables = body.chat_template_kwargs
-        parts = digests_of(messages, prompt_tools(body), request.filter, adapter, variables)
+        parts = digests_of(
+            messages, prompt_tools(body), request.filter, adapter, variables, body.cache_salt
+        )
         return repeat_for_choices(
             self.planner,
             [replace(request, parts=parts)],

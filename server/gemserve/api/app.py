@@ -75,6 +75,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # while nobody waits: the first document of a process takes 0.16 s
         metrics.loop_watch.start()
         async with AsyncExitStack() as ending:  # the last is first, and each runs if others fail
             if traces is not None:
@@ -103,7 +104,7 @@ def create_app(
     app.include_router(inspector_routes())
 
     @cache
-    def document() -> Json:  # written when it is first wanted
+    def document() -> Json:
         return write_document(operations, config, serving.model_name)
 
     app.openapi = document  # type: ignore[method-assign]

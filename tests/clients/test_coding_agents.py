@@ -26,6 +26,14 @@ CONTEXT = 200_000  # of instructions, tools and room for answers, some ask for 7
 QUESTION = "Which keys hang beside the door?"
 # What the files say: none of it is anywhere else.
 FOUND = {"hall.txt": "The brass key opens 7314.", "yard.txt": "4429", "loft.txt": "8850"}
+# How models write a call beside other text.
+FORMS = (
+    "Let me look at the first one.\n<tool_call>\nCALL\n</tool_call>",
+    "<think>\nThe next one is due.\n</think>\n\n<tool_call>\nCALL\n</tool_call>",
+    "<tool_call>\nCALL\n</tool_call>\nThat will tell.",
+    "Now the fourth.\n\n<tool_call>\nCALL",
+    "One is left.\n\n```json\nCALL\n```",
+)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
@@ -174,6 +182,57 @@ def test_calls_and_their_results(agent: CodingAgent, tokenizer: Any, folder: Pat
         check(agent, recorder)
         assert len(core.prompts) >= 3
         assert all(text in core.prompts[2] for text in FOUND.values())
+
+
+@pytest.mark.parametrize("agent", of(CALLING, "tools"))
+def test_five_turns_with_text_beside_the_calls(
+    agent: CodingAgent, tokenizer: Any, folder: Path
+) -> None:
+    """Every form in which models say something, call, and go on."""
+    names = [f"room {number}.txt" for number in range(len(FORMS))]
+    contents = [f"The code of this room is {4100 + 7 * number}." for number in range(len(FORMS))]
+    for name, text in zip(names, contents, strict=True):
+        (folder / name).write_text(f"{text}\n", encoding="utf-8")
+
+    def answer(prompt: str) -> str:
+        turn = next((i for i, text in enumerate(contents) if text not in prompt), None)
+        if turn is None:
+            return TEXT
+        call = agent.call(folder / names[turn])
+        return FORMS[turn].replace("CALL", json.dumps(call))
+
+    with (
+        serving(agent, tokenizer, answer) as (core, recorder, url),
+        running(agent, QUESTION, url=url, folder=folder) as run,
+    ):
+        status = run.end()
+        read = [text for text in contents if any(text in prompt for prompt in core.prompts)]
+        assert read == contents, f"{len(read)} of {len(contents)} turns\n{run.printed}"
+        assert status == 0, run.printed
+        assert TEXT in run.printed
+        check(agent, recorder)
+        assert len(core.prompts) == len(contents) + 1
+
+
+def test_five_edits_with_text_around_them(tokenizer: Any, folder: Path) -> None:
+    """Aider calls no tools: it edits by what the model writes, here with words around it."""
+    agent = next(agent for agent in AGENTS if agent.name == "aider")
+    file = folder / "count.py"
+    file.write_text("count = 0\n", encoding="utf-8")
+
+    def answer(prompt: str) -> str:
+        number = prompt.count("Raise the count once more.") - 1
+        return f"I raise it.\n\ncount.py\n```\ncount = {number + 1}\n```\n\nThat is all."
+
+    with serving(agent, tokenizer, answer) as (_, recorder, url):
+        for turn in range(5):
+            again = agent.again if turn else ()
+            flags = ("--edit-format", "whole", "--file", str(file), *again)
+            text = "Raise the count once more."
+            with running(agent, text, *flags, url=url, folder=folder) as run:
+                assert run.end() == 0, run.printed
+            assert file.read_text(encoding="utf-8") == f"count = {turn + 1}\n", run.printed
+        check(agent, recorder)
 
 
 @pytest.mark.parametrize("agent", of(AGENTS[:1], "tools"))

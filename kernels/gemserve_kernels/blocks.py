@@ -207,10 +207,16 @@ class Blocks:
 
 _ACCESSORS = ("__get__", "__set__")  # of a tensor's properties
 _WITHOUT_NUMBERS = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        *("detach", "requires_grad_", "to", "cpu", "size", "dim", "numel", "nelement", "stride"),
-        *("element_size", "is_contiguous", "is_floating_point", "is_complex", "__len__"),
+    (
+        torch._has_compatible_shallow_copy_type,  # asked for each parameter by `Module.to`
+        *(
+            getattr(torch.Tensor, name)
+            for name in (
+                *("detach", "requires_grad_", "to", "cpu", "size", "dim", "numel", "nelement"),
+                *("stride", "element_size", "is_contiguous", "is_floating_point", "is_complex"),
+                "__len__",
+            )
+        ),
     )
 )
 

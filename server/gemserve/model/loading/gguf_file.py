@@ -150,6 +150,9 @@ def _tensor(path: Path, row: tuple[str, tuple[int, ...], int, int], base: int) -
     )
 
 
+_LENGTH = struct.Struct("<Q")
+
+
 class _Cursor:
     """Reads values one after another. Raises `ModelError` at the end of the file."""
 
@@ -163,7 +166,7 @@ class _Cursor:
         return struct.unpack_from("<" + letters, self._data, start)
 
     def string(self) -> str:
-        (length,) = self.take("Q")
+        length = _LENGTH.unpack_from(self._data, self._skip(_LENGTH.size))[0]
         start = self._skip(length)
         # llama.cpp and some vocabularies keep parts of characters
         return self._data[start : start + length].decode("utf-8", errors="replace")

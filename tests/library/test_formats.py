@@ -9,8 +9,8 @@ from io import BytesIO
 
 import pytest
 
-from gemserve.files import converting, file_text
-from gemserve.files.converting import LIMITS
+from gemserve.files import converting, file_text, formats
+from gemserve.files.converting import LIMITS, kind_of
 from gemserve.files.file_text import NoText, read_file, text_of
 from gemserve.files.formats import zip_parts
 from gemserve.files.pdf_text import ReadingLimits
@@ -205,6 +205,139 @@ def test_what_people_read_is_the_text(name: str, content: bytes, text: str) -> N
     assert text_of(content, name).text == text
 
 
+def text_within(content: bytes, kind: str) -> str:
+    """What `text_of` reads, in this process."""
+    return formats.read(kind, content).strip()
+
+
+def row(*cells: str) -> str:
+    """A row of Word: "^" stands for a cell that goes on from the row above."""
+    return "<w:tr>" + "".join(map(_word_cell, cells)) + "</w:tr>"
+
+
+def _word_cell(text: str) -> str:
+    merge = {"^": "<w:vMerge/>", "Malmo": '<w:vMerge w:val="restart"/>'}.get(text, "")
+    shown = "" if text == "^" else f"<w:r><w:t>{text}</w:t></w:r>"
+    return f"<w:tc><w:tcPr>{merge}</w:tcPr><w:p>{shown}</w:p></w:tc>"
+
+
+def slide_row(*cells: str) -> str:
+    within = "".join(f"<tc><txBody><p><r><t>{c}</t></r></p></txBody></tc>" for c in cells)
+    return f"<tr>{within}</tr>"
+
+
+TABLE = """| Goal | Day | Leaves |
+| --- | --- | --- |
+| Malmo | Monday | 9 |
+|  | Sunday | 11 |"""
+TITLES = "<w:tr><w:trPr><w:tblHeader/></w:trPr>"
+
+
+@HTML
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (
+            "docx",
+            docx_of(
+                "<w:tbl>"
+                + row("Goal", "Day", "Leaves").replace("<w:tr>", TITLES)
+                + row("Malmo", "Monday", "9")
+                + row("^", "Sunday", "11")
+                + "</w:tbl>"
+            ),
+        ),
+        (
+            "html",
+            b"<table><tr><th>Goal</th><th>Day</th><th>Leaves</th></tr><tr><td rowspan=2>Malmo</td>"
+            b"<td>Monday</td><td>9</td></tr><tr><td>Sunday</td><td>11</td></tr></table>",
+        ),
+        (
+            "pptx",
+            pptx_of(
+                "<graphicFrame><tbl>"
+                + slide_row("Goal", "Day", "Leaves")
+                + slide_row("Malmo", "Monday", "9")
+                + slide_row("", "Sunday", "11")
+                + "</tbl></graphicFrame>"
+            ),
+        ),
+    ],
+)
+def test_cells_below_a_merged_one_stay_in_their_columns(kind: str, content: bytes) -> None:
+    assert text_within(content, kind).removeprefix("## Slide 1\n\n") == TABLE
+
+
+@HTML
+def test_cells_merged_in_both_directions_and_at_the_end_keep_their_place() -> None:
+    page = (
+        b"<table><tr><td rowspan=2 colspan=2>a</td><td>b</td><td rowspan=3>c</td></tr>"
+        b"<tr><td>d</td></tr><tr><td>e</td><td>f</td><td>g</td></tr></table>"
+    )
+    rows = [line.split("|")[1:-1] for line in text_within(page, "html").splitlines()]
+    cells = [[cell.strip() for cell in each] for each in rows[-3:]]
+    assert cells == [["a", "", "b", "c"], ["", "", "d", ""], ["e", "f", "g", ""]]
+
+
+@HTML
+def test_texts_of_folded_parts_and_lists_of_choices_stand_apart() -> None:
+    page = b"<details><summary>Ferries</summary>At nine.</details><header>Top</header>Next"
+    assert text_within(page, "html") == "Ferries\n\nAt nine.\n\nTop\n\nNext"
+    page = b"To <select><option>Malmo</option><option>Lund</option></select>"
+    assert text_within(page, "html") == "To\n\n- Malmo\n- Lund"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "shown"),
+    [
+        ("0.475", "0.0%", "47.5%"),
+        ("0.28999999999999998", "0%", "29%"),
+        ("1.5208333333333333", "[h]:mm:ss", "36:30:00"),
+        ("0.0625", "[mm]:ss", "1:30:00"),
+        ("1234.5", '_-* #,##0.00\\ _D_M_-;-* "-"??_-', "1234.5"),
+        ("1234.5", '_("$"* #,##0.00_);_("$"* \\(#,##0.00\\);[Red]General', "1234.5"),
+        ("1", "yyyy-mm-dd", "1900-01-01"),
+        ("59", "yyyy-mm-dd", "1900-02-28"),
+        ("61", "d/m/yy", "1900-03-01"),
+        ("45000", "mmmm", "2023-03-15"),
+        ("1067", "00000", "01067"),
+        ("1.1000000000000001", "General", "1.1"),
+        ("7.4999999999999997E-2", "0.00", "0.075"),
+        ("12345678901234567", "0", "12345678901234567"),
+    ],
+)
+def test_numbers_of_a_sheet_are_shown_as_their_formats_say(
+    number: str, code: str, shown: str
+) -> None:
+    code = code.replace('"', "&quot;")
+    styles = f'<numFmts><numFmt numFmtId="170" formatCode="{code}"/></numFmts>'
+    styles += '<cellXfs><xf numFmtId="170"/></cellXfs>'
+    content = xlsx_of(f'<row><c s="0"><v>{number}</v></c></row>', styles=styles)
+    assert text_within(content, "xlsx") == f"## Ferries\n\n{shown}"
+
+
+def test_a_font_of_rtf_has_its_own_letters() -> None:
+    content = (
+        rb"{\rtf1\ansi\ansicpg1252\deff0{\fonttbl{\f0\fcharset0 Arial;}"
+        rb"{\f1\fcharset204 Arial Cyr;}{\f2\fcharset128 Gothic;}}"
+        rb"\f0 Caf\'e9 {\f1 \'cf\'e0\'f0\'ee\'ec} \'e9 \f2 \'83\'74\'83F\f0 \'e9}"
+    )
+    assert text_within(content, "rtf") == "Café Паром é フェé"
+
+
+def test_formats_in_zip_files_are_known_without_their_suffix() -> None:
+    """The file within the slides is not packed, so that its parts' names can be seen."""
+    book = xlsx_of(SHEET, STRINGS, STYLES)
+    slides = BytesIO(pptx_of(shape("To Malmo")))
+    with zipfile.ZipFile(slides, "a") as file:
+        file.writestr("ppt/embeddings/book.xlsx", book)
+    document = docx_of("<w:p/>")
+    for name in ("upload", "a.txt", "a.docx", "a.bin"):
+        kinds = [kind_of(each, name) for each in (book, slides.getvalue(), document, epub_of("x"))]
+        assert kinds == ["xlsx", "pptx", "docx", "epub"]
+    assert kind_of(zipped({"word/notes.txt": "x"}), "a.zip") == "text"
+
+
 def mail_of(*, html: str = "", text: str = "") -> EmailMessage:
     mail = EmailMessage()
     mail["From"], mail["Subject"] = "Béa <bea@example.org>", "Fähre"
@@ -349,7 +482,14 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_packed_file_is_read_by_the_name_in_front_of_gz() -> None:
+@HTML
+def test_a_blank_text_beside_html_is_not_the_mail() -> None:
+    mail = mail_of(text=" \n\u00a0\n", html="<p>Um neun.</p>")
+    assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "T.CSV.GZ"])
+def test_a_packed_file_is_read_by_the_name_in_front_of_gz(name: str) -> None:
     import gzip
 
-    assert file_text.text_of(gzip.compress(b"a,b\n1,2\n"), "t.csv.gz").text == "a; b\na: 1; b: 2"
+    assert file_text.text_of(gzip.compress(b"a,b\n1,2\n"), name).text == "a; b\na: 1; b: 2"

@@ -48,16 +48,17 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
 
 
 def _best(parts: list[EmailMessage]) -> EmailMessage | None:
-    """The plain text, if there is one: it says the same as the others."""
-    plain = (each for each in parts if each.get_content_type() == "text/plain")
-    return next(plain, parts[-1] if parts else None)
+    """The plain text, if there is one: it says the same as the others, or it is blank."""
+    for each in parts:
+        if each.get_content_type() == "text/plain" and _text(each, "text/plain").strip():
+            return each
+    return parts[-1] if parts else None
 
 
 def _text(part: EmailMessage, kind: str) -> str:
     payload = part.get_payload(decode=True)
     assert isinstance(payload, bytes)
-    charset = part.get_param("charset")
-    label = charset if isinstance(charset, str) else None
+    label = part.get_content_charset()
     name = part.get_filename()
     title = f"Attached: {name}\n" if name else ""
     try:

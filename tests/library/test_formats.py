@@ -272,11 +272,52 @@ def test_cells_below_a_merged_one_stay_in_their_columns(kind: str, content: byte
 def test_cells_merged_in_both_directions_and_at_the_end_keep_their_place() -> None:
     page = (
         b"<table><tr><td rowspan=2 colspan=2>a</td><td>b</td><td rowspan=3>c</td></tr>"
-        b"<tr><td>d</td></tr><tr><td>e</td><td>f</td><td>g</td></tr></table>"
+        b"<tr><td>d</td></tr><tr><td>e</td></tr><tr><td>f</td><td>g</td><td>h</td></tr></table>"
     )
     rows = [line.split("|")[1:-1] for line in text_within(page, "html").splitlines()]
-    cells = [[cell.strip() for cell in each] for each in rows[-3:]]
-    assert cells == [["a", "", "b", "c"], ["", "", "d", ""], ["e", "f", "g", ""]]
+    cells = [[cell.strip() for cell in each] for each in rows[2:]]
+    assert cells == [["a", "", "b", "c"], ["", "", "d", ""], ["e"], ["f", "g", "h"]]
+
+
+@HTML
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (
+            "<TABLE><TR><TH>Port<TH>Hour<TR><TD>Malmo<TD>9 <TR><TD>Lund<TD>11</TABLE>Next",
+            "| Port | Hour |\n| --- | --- |\n| Malmo | 9 |\n| Lund | 11 |\n\nNext",
+        ),
+        (
+            "<ul><li>one<li>two <b>bold</b><ul><li>in</ul><li>three</ul>",
+            "- one\n- two **bold**\n  - in\n- three",
+        ),
+        (
+            "<p>One<p>Two<h2>Head</h2><p>Three<div>Four</div>",
+            "One\n\nTwo\n\n## Head\n\nThree\n\nFour",
+        ),
+        ("<dl><dt>-a<dd>all<dt>-b<dd>brief</dl>", "-a\n:   all\n\n-b\n:   brief"),
+        (
+            "<table><tr><th>a<table><tr><th>in<th>ner</table><th>b</table>",
+            "| a  | in | ner | | --- | --- | | b |\n| --- | --- | --- | --- |",
+        ),
+        (
+            "<table><tr><th rowspan=0>a<th>b<tbody><tr><td rowspan=0>c<td>d<tr><td>e</table>",
+            "| a | b |\n| --- | --- |\n| c | d |\n|  | e |",
+        ),
+        (
+            "<table><caption>C<thead><tr><th>a<tbody><tr><td>b<tbody><tr><td>c<tfoot><tr><td>d",
+            "C\n\n| a |\n| --- |\n| b |\n| c |\n| d |",
+        ),
+    ],
+)
+def test_end_tags_may_be_left_out(page: str, text: str) -> None:
+    """Each cell, item and paragraph was within the one before."""
+    assert text_within(page.encode(), "html") == text
+
+
+@HTML
+def test_a_page_of_many_paragraphs_without_end_tags_is_not_too_deep() -> None:
+    assert len(text_within(b"<p>word" * 30_000, "html").split()) == 30_000
 
 
 @HTML
@@ -316,6 +357,28 @@ def test_numbers_of_a_sheet_are_shown_as_their_formats_say(
     assert text_within(content, "xlsx") == f"## Ferries\n\n{shown}"
 
 
+def test_characters_that_xml_does_not_have_are_read() -> None:
+    content = xlsx_of('<row><c t="s"><v>0</v></c></row>', "<si><t>a_x000D_\nb _x4g_</t></si>")
+    assert text_within(content, "xlsx") == "## Ferries\n\na b _x4g_"
+
+
+def test_what_older_programs_show_instead_is_not_read_twice() -> None:
+    twice = f"<AlternateContent><Choice>{shape('E')}</Choice><Fallback>{shape('F')}</Fallback>"
+    slide = f"{twice}</AlternateContent>{shape('G')}"
+    assert text_within(pptx_of(slide), "pptx") == "## Slide 1\n\nE\n\nG"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("sep=;\r\nPort;Hour\r\nMalmo;9", "Port; Hour\nPort: Malmo; Hour: 9"),
+        ('"Name, first";"Hour"\nMalmo;9', "Name, first; Hour\nName, first: Malmo; Hour: 9"),
+    ],
+)
+def test_the_separator_is_named_or_stands_outside_of_quotes(content: str, text: str) -> None:
+    assert text_within(content.encode(), "csv") == text
+
+
 def test_a_font_of_rtf_has_its_own_letters() -> None:
     content = (
         rb"{\rtf1\ansi\ansicpg1252\deff0{\fonttbl{\f0\fcharset0 Arial;}"
@@ -325,13 +388,19 @@ def test_a_font_of_rtf_has_its_own_letters() -> None:
     assert text_within(content, "rtf") == "Café Паром é フェé"
 
 
+def test_a_plain_font_of_rtf_is_the_first_one_and_a_mac_has_its_own_letters() -> None:
+    fonts = rb"{\fonttbl{\f0\fcharset0 Arial;}{\f1\fcharset204 Arial Cyr;}}"
+    assert text_within(rb"{\rtf1\deff0" + fonts + rb"\f1 \'cf\plain \'e9}", "rtf") == "Пé"
+    assert text_within(rb"{\rtf1\mac caf\'8e}", "rtf") == "café"
+
+
 def test_formats_in_zip_files_are_known_without_their_suffix() -> None:
     """The file within the slides is not packed, so that its parts' names can be seen."""
     book = xlsx_of(SHEET, STRINGS, STYLES)
     slides = BytesIO(pptx_of(shape("To Malmo")))
     with zipfile.ZipFile(slides, "a") as file:
         file.writestr("ppt/embeddings/book.xlsx", book)
-    document = docx_of("<w:p/>")
+    document = docx_of("<w:p/>").replace(b"document.xml", b"document2xml")
     for name in ("upload", "a.txt", "a.docx", "a.bin"):
         kinds = [kind_of(each, name) for each in (book, slides.getvalue(), document, epub_of("x"))]
         assert kinds == ["xlsx", "pptx", "docx", "epub"]
@@ -486,6 +555,14 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_blank_text_beside_html_is_not_the_mail() -> None:
     mail = mail_of(text=" \n\u00a0\n", html="<p>Um neun.</p>")
     assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
+    mail.add_alternative("BEGIN:VCALENDAR", subtype="calendar")
+    assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
+
+
+@HTML
+def test_html_of_a_mail_may_name_its_encoding_itself() -> None:
+    raw = b"Content-Type: text/html\n\n<meta charset=koi8-r>" + "Паром".encode("koi8-r")
+    assert text_within(raw, "eml") == "Паром"
 
 
 @pytest.mark.parametrize("name", ["t.csv.gz", "T.CSV.GZ"])

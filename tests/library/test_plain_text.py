@@ -126,6 +126,8 @@ def test_labels_mean_what_browsers_take_them_for(label: str, encoding: str) -> N
         ('@charset "gb2312";\n/*', "gbk"),
         ("<!DOCTYPE html>\n<meta charset=euc-kr>\n<?php", "cp949"),
         ("# coding: hz\n", "hz"),
+        ("/* -*- mode: c; coding: koi8-r -*- */\n//", "koi8-r"),
+        ('msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=KOI8-R\\n"\n', "koi8-r"),
     ],
 )
 def test_what_a_text_says_of_its_encoding_is_heeded(begin: str, encoding: str) -> None:

@@ -42,11 +42,14 @@ _ABOVE_ASCII = bytes(range(128, 256))
 _PADDING = b"\0\x1a"  # what file systems and DOS put behind a text
 _UNASSIGNED = frozenset(("Cn", "Co", "Cs"))
 _LABEL_WITHIN = 1024  # bytes, as the HTML standard says
-# What files say of themselves: XML and HTML, CSS, and Python and others in one of two lines.
+# What files say of themselves: XML and HTML, CSS, Python and others in one of two lines, what
+# Emacs reads, and translations of gettext.
 _LABEL = re.compile(
     rb"\s*<(?:\?xml[^>]*?encoding|[^\0]*?charset)\s*=\s*[\"']?\s*([\w:.-]+)"
     rb"|@charset \"([\w:.-]+)\";"
-    rb"|(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([\w.-]+)",
+    rb"|(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([\w.-]+)"
+    rb"|[^\r\n]*-\*-[^\r\n]*?coding:[ \t]*([\w.-]+)"
+    rb"|[^\0]*?\n\"Content-Type: text/plain; charset=([\w.:-]+)",
     re.IGNORECASE,
 )
 _JAPANESE = (b"\x1b$B", b"\x1b$@")  # no terminal has these sequences

@@ -20,7 +20,7 @@ class Refused(Exception):
 class Format:
     """`needs`: packages of `gemserve[library]`. `marks`: how such content begins.
 
-    `part`: the part of a ZIP file that only such files have.
+    `part`: how the name of a part of a ZIP file begins that only such files have.
     """
 
     suffixes: tuple[str, ...]
@@ -33,7 +33,7 @@ _HTML = ("markdownify",)
 # by the name of the module, which is also the kind of the file
 FORMATS = {
     "csv": Format((".csv", ".tsv")),
-    "docx": Format((".docx",), ("mammoth", "markdownify"), part=b"word/document.xml"),
+    "docx": Format((".docx",), ("mammoth", "markdownify"), part=b"word/document"),
     "eml": Format((".eml",)),
     "epub": Format((".epub",), _HTML, part=b"META-INF/container.xml"),
     "html": Format((".html", ".htm", ".xhtml"), _HTML),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from io import StringIO
 
 from gemserve.files.formats import Refused
@@ -11,6 +12,8 @@ from gemserve.files.plain_text import NotText, decode
 
 MOST_CELL_CHARS = 1 << 20
 _SEPARATORS = ",;\t|"
+_QUOTED = re.compile(r'"[^"]*"')
+_NAMED = re.compile(r'"?sep=(.)"?\r?\n')  # a line in front, which tells Excel the separator
 
 
 def read(content: bytes) -> str:
@@ -18,8 +21,10 @@ def read(content: bytes) -> str:
         text = decode(content)
     except NotText as error:
         raise Refused(str(error)) from None
-    first = next(filter(None, text.splitlines()), "")
-    separator = max(_SEPARATORS, key=first.count)
+    named = _NAMED.match(text)
+    text = text[named.end() :] if named else text
+    first = _QUOTED.sub("", next(filter(None, text.splitlines()), ""))
+    separator = named[1] if named else max(_SEPARATORS, key=first.count)
     if separator not in first:
         return text
     csv.field_size_limit(MOST_CELL_CHARS)

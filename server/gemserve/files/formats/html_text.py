@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Set
 from typing import Any
+
+from bs4 import BeautifulSoup, Tag
 
 from gemserve.files.formats import Refused
 from gemserve.files.plain_text import NotText, declared, decode
@@ -19,6 +22,45 @@ _READ_AS = {
     **dict.fromkeys(("dialog", "search", "optgroup"), "div"),
     **{"select": "ul", "datalist": "ul", "menu": "ul", "dir": "ul", "option": "li"},
 }
+_BLOCK_NAMES = (
+    "address article aside blockquote center details dialog dir div dl fieldset figcaption figure "
+    "footer form h1 h2 h3 h4 h5 h6 header hgroup hr main menu nav ol p pre search section summary "
+    "table ul"
+)
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
+_CELLS, _SECTIONS = {"td", "th", "caption"}, {"thead", "tbody", "tfoot"}
+# which elements without an end tag each element ends, and within which they stand
+_ENDED_BY: dict[str, tuple[Set[str], Set[str]]] = {
+    **dict.fromkeys(_BLOCKS, ({"p"}, _BLOCKS | _CELLS | {"li", "dt", "dd"})),
+    **dict.fromkeys(("dt", "dd"), ({"dt", "dd"}, {"dl"})),
+    **dict.fromkeys(("td", "th"), (_CELLS, {"table"})),
+    **dict.fromkeys(_SECTIONS, (_CELLS | {"tr"} | _SECTIONS, {"table"})),
+    "li": ({"li"}, {"ul", "ol", "menu", "dir"}),
+    "option": ({"option"}, {"select", "datalist"}),
+    "tr": (_CELLS | {"tr"}, {"table"}),
+}
+
+
+class _Page(BeautifulSoup):
+    """A page whose end tags may be left out, as HTML allows."""
+
+    def handle_starttag(self, name: str, *given: Any, **named: Any) -> Tag | None:
+        if name in _ENDED_BY:
+            self.endData()
+            for _ in range(len(self.tagStack) - self._num_kept(*_ENDED_BY[name])):
+                self.popTag()
+        return super().handle_starttag(name, *given, **named)
+
+    def _num_kept(self, ended: Set[str], within: Set[str]) -> int:
+        """How many of the open elements stay open when one begins that ends these."""
+        kept = len(self.tagStack)
+        for depth in range(kept - 1, 0, -1):
+            tag = self.tagStack[depth].name
+            if tag in ended:
+                kept = depth
+            elif tag in within:
+                break
+        return kept
 
 
 def read(content: bytes) -> str:
@@ -29,52 +71,59 @@ def read(content: bytes) -> str:
 
 
 def markdown(html: str) -> str:
-    from bs4 import BeautifulSoup
     from markdownify import MarkdownConverter
 
     sys.setrecursionlimit(MOST_DEPTH)
-    parsed = BeautifulSoup(html, "html.parser")
+    parsed = _Page(html, "html.parser")
     for each in parsed(_LEFT_OUT):
         each.decompose()
     for each in parsed(list(_READ_AS)):
         each.name = _READ_AS[each.name]
     for each in parsed("table"):
         _fill_merged(parsed, each)
+        _join_sections(each)
     converter = MarkdownConverter(heading_style="atx", strip=["a", "img"], bullets="-")
     text: str = converter.convert_soup(parsed.body or parsed)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines()))
 
 
+def _rows(table: Any) -> list[Any]:
+    return [row for row in table("tr") if row.find_parent("table") is table]
+
+
+def _join_sections(table: Any) -> None:
+    """Put all rows but those of the head together: the library begins a table with each section."""
+    body = None
+    for row in _rows(table):
+        if row.parent.name != "thead":
+            body = body or row.parent
+            if row.parent is not body:
+                body.append(row)
+
+
 def _fill_merged(page: Any, table: Any) -> None:
     """Put an empty cell wherever a cell reaches down from a row above."""
-    below: dict[int, int] = {}  # rows to which cells still reach, by column
-    for row in table("tr"):
-        if row.find_parent("table") is not table:
-            continue
+    reach: dict[int, int] = {}  # the row to which the cell of each column reaches
+    section = None
+    for number, row in enumerate(_rows(table)):
+        if row.parent is not section:
+            section = row.parent
+            reach.clear()
         column = 0
-        for cell in row(["td", "th"], recursive=False):
-            column = _skip_merged(page, row, cell, below, column)
-            rows = _span(cell, "rowspan", _MOST_ROWS)
-            columns = _span(cell, "colspan", _MOST_COLUMNS)
-            if rows > 1:
-                below.update(dict.fromkeys(range(column, column + columns), rows - 1))
-            column += columns
-        _skip_merged(page, row, None, below, column)
-
-
-def _skip_merged(page: Any, row: Any, cell: Any, below: dict[int, int], column: int) -> int:
-    """The column of `cell`, or of the row's end, with an empty cell before it for each merged."""
-    while below.get(column):
-        empty = page.new_tag("td")
-        if cell is None:
-            row.append(empty)
-        else:
-            cell.insert_before(empty)
-        below[column] -= 1
-        column += 1
-    return column
+        for cell in [*row(["td", "th"], recursive=False), None]:
+            while reach.get(column, 0) > number:
+                empty = page.new_tag("td")
+                row.append(empty) if cell is None else cell.insert_before(empty)
+                column += 1
+            if cell is not None:
+                columns = range(column, column + _span(cell, "colspan", _MOST_COLUMNS))
+                reach.update(dict.fromkeys(columns, number + _span(cell, "rowspan", _MOST_ROWS)))
+                column = columns.stop
 
 
 def _span(cell: Any, name: str, most: int) -> int:
+    """How many rows or columns a cell takes; of rows 0 means all that follow."""
     given = str(cell.get(name, ""))
-    return max(1, min(int(given), most)) if given.isdecimal() and len(given) < 10 else 1
+    if not given.isdecimal() or len(given) > 9:
+        return 1
+    return min(int(given) or (most if name == "rowspan" else 1), most)

@@ -44,8 +44,13 @@ def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
     """The place on the slide, which may be "", and the text of each shape that has one."""
     place, paragraphs, is_text = "", [""], False
     rows: list[list[str]] = []  # of a table
+    is_again = False
     for event, tag, attributes in events(parts.read(name), name):
-        if event == "text" and is_text:
+        if tag == "Fallback" and event != "text":  # what was there, for older programs
+            is_again = event == "start"
+        elif is_again:
+            continue
+        elif event == "text" and is_text:
             paragraphs[-1] += tag
         elif event == "start" and tag == "ph":
             place = attributes.get("type", "body")

@@ -107,6 +107,9 @@ class _Reader:
             self._to_skip = self._groups[-1].fallback
         elif name == "uc" and number is not None:
             self._groups[-1] = replace(self._groups[-1], fallback=max(0, min(number, 16)))
+        elif name == "plain":
+            self.flush()
+            self._groups[-1] = replace(self._groups[-1], font=None)
         elif name in _CODE_PAGES:
             self._code_page = _CODE_PAGES[name]
         elif number is not None:

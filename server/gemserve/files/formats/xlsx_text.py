@@ -24,6 +24,7 @@ _NO_DATE = re.compile(r'"[^"]*"|\[[^\]]*\]|[\\_*].')
 _DURATION = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _LAST_DAY = 2_958_465  # 9999-12-31
 _EPOCH, _MARCH_1900 = datetime(1899, 12, 30), 61
+_ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character that XML does not have
 _COLUMN = re.compile(r"[A-Z]{1,3}")
 
 
@@ -78,7 +79,7 @@ def _strings(parts: Parts, name: str | None) -> Iterator[str]:
         elif tag == "rPh":
             is_aid = event == "start"
         elif event == "end" and tag == "si":
-            yield "".join(pieces)
+            yield _ESCAPED.sub(lambda match: chr(int(match[1], 16)), "".join(pieces))
             pieces.clear()
 
 
@@ -170,12 +171,12 @@ def _number(number: float, text: str, style: str, book: _Book) -> str:
         return _date(number, book.epoch)
     if shown is _Shown.PERCENT:
         return _decimal(number * 100) + "%"
-    return text if text.isdecimal() else _decimal(number)
+    return _decimal(number) if 1e-9 < abs(number) < 1e15 else text
 
 
 def _decimal(number: float) -> str:
     """The digits that Excel has; files have two more, of what binary numbers cannot say."""
-    return f"{Decimal(f'{number:.15g}'):f}" if 1e-9 < abs(number) < 1e15 else f"{number:.15g}"
+    return f"{Decimal(f'{number:.15g}'):f}"
 
 
 def _date(days: float, epoch: datetime) -> str:

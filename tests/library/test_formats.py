@@ -192,6 +192,12 @@ RTF = (
         ),
         pytest.param(
             "a.html",
+            "<script charset=utf-8></script><meta charset=windows-1251>Паром".encode("cp1251"),
+            "Паром",
+            marks=HTML,
+        ),
+        pytest.param(
+            "a.html",
             "<meta charset=utf-8><p>Café".encode() + b" \xff</p>",
             "Café \ufffd",
             marks=HTML,
@@ -373,6 +379,8 @@ def test_what_older_programs_show_instead_is_not_read_twice() -> None:
     [
         ("sep=;\r\nPort;Hour\r\nMalmo;9", "Port; Hour\nPort: Malmo; Hour: 9"),
         ('"Name, first";"Hour"\nMalmo;9', "Name, first; Hour\nName, first: Malmo; Hour: 9"),
+        ('"Port\nname",Hour\nMalmo,9', "Port name; Hour\nPort name: Malmo; Hour: 9"),
+        ("a, b, c\td\nMalmo, S\t9", "a, b, c; d\na, b, c: Malmo, S; d: 9"),
     ],
 )
 def test_the_separator_is_named_or_stands_outside_of_quotes(content: str, text: str) -> None:
@@ -553,7 +561,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @HTML
 def test_a_blank_text_beside_html_is_not_the_mail() -> None:
-    mail = mail_of(text=" \n\u00a0\n", html="<p>Um neun.</p>")
+    mail = mail_of(text=" \n\u00a0\u200b\ufeff\n", html="<p>Um neun.</p>")
     assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
     mail.add_alternative("BEGIN:VCALENDAR", subtype="calendar")
     assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")

@@ -144,7 +144,12 @@ def test_what_a_text_says_of_its_encoding_is_heeded(begin: str, encoding: str) -
 
 @pytest.mark.parametrize(
     "begin",
-    ["code\n# coding: cp1251\n", "#\n#\n# coding: cp1251\n", '<a b="<?xml encoding=cp1251?>">'],
+    [
+        "code\n# coding: cp1251\n",
+        "# Coding: cp1251 or not?\n",
+        "#\n#\n# coding: cp1251\n",
+        '<a b="<?xml encoding=cp1251?>">',
+    ],
 )
 def test_what_stands_elsewhere_names_no_encoding(begin: str) -> None:
     assert text_of(f"{begin}Café".encode(), "a.x").text == f"{begin}Café"

@@ -45,10 +45,11 @@ _LABEL_WITHIN = 1024  # bytes, as the HTML standard says
 # What files say of themselves: XML and HTML, CSS, Python and others in one of two lines, what
 # Emacs reads, and translations of gettext.
 _LABEL = re.compile(
-    rb"\s*<(?:\?xml[^>]*?encoding|[^\0]*?charset)\s*=\s*[\"']?\s*([\w:.-]+)"
+    rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)"
+    rb"|\s*(?:<[^\0]*?)?<meta[^>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)"
     rb"|@charset \"([\w:.-]+)\";"
-    rb"|(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([\w.-]+)"
-    rb"|[^\r\n]*-\*-[^\r\n]*?coding:[ \t]*([\w.-]+)"
+    rb"|(?:[ \t]*(?:#[^\r\n]*)?\r?\n)?#[ \t]*(?:en)?coding[:=][ \t]*([\w.-]+)[ \t]*[\r\n]"
+    rb"|(?:[^\r\n]*\r?\n)?[^\r\n]*(?:-\*-[^\r\n]*?coding|fileencoding)[:=][ \t]*([\w.-]+)"
     rb"|[^\0]*?\n\"Content-Type: text/plain; charset=([\w.:-]+)",
     re.IGNORECASE,
 )

@@ -53,7 +53,8 @@ def _best(parts: list[EmailMessage]) -> EmailMessage | None:
     An invitation for a calendar, which may be the last one, is none of these.
     """
     for each in parts:
-        if each.get_content_type() == "text/plain" and _text(each, "text/plain").strip():
+        kind = each.get_content_type()
+        if kind == "text/plain" and any(map(str.isalnum, _text(each, kind))):
             return each
     shown = [each for each in parts if each.get_content_type() != "text/calendar"]
     return next(reversed(shown or parts), None)

@@ -110,6 +110,16 @@ def parsed(raw: bytes, content_type: str = "multipart/form-data; boundary=B") ->
     return {name: field.value for name, field in parse_form(raw, content_type).items()}
 
 
+async def test_the_charset_of_a_file_is_heeded(api: Api) -> None:
+    for name in ("a.txt", "a.csv"):
+        given = (name, "Паром".encode("koi8-r"), "text/plain; charset=KOI8-R")
+        reply = await api.client.post(f"{PATH}/text", files={"file": given})
+        assert reply.json()["text"] == "Паром", reply.text
+    given = ("a.txt.gz", gzip.compress(b"Ferry"), "text/plain; charset=utf-16")
+    reply = await api.client.post(f"{PATH}/text", files={"file": given})
+    assert reply.json()["text"] == "Ferry"
+
+
 def test_forms_that_are_allowed_are_read() -> None:
     body = form(FIELD % (b"a", b"1"), FIELD % (b"b", b"x\r\n\r\n--C\r\n"))
     expected = {"a": b"1", "b": b"x\r\n\r\n--C\r\n"}

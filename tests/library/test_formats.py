@@ -9,8 +9,8 @@ from io import BytesIO
 
 import pytest
 
-from gemserve.files import converting, file_text
-from gemserve.files.converting import LIMITS
+from gemserve.files import converting, file_text, formats
+from gemserve.files.converting import LIMITS, kind_of
 from gemserve.files.file_text import NoText, read_file, text_of
 from gemserve.files.formats import zip_parts
 from gemserve.files.pdf_text import ReadingLimits
@@ -192,6 +192,12 @@ RTF = (
         ),
         pytest.param(
             "a.html",
+            "<script charset=utf-8></script><meta charset=windows-1251>Паром".encode("cp1251"),
+            "Паром",
+            marks=HTML,
+        ),
+        pytest.param(
+            "a.html",
             "<meta charset=utf-8><p>Café".encode() + b" \xff</p>",
             "Café \ufffd",
             marks=HTML,
@@ -203,6 +209,210 @@ RTF = (
 )
 def test_what_people_read_is_the_text(name: str, content: bytes, text: str) -> None:
     assert text_of(content, name).text == text
+
+
+def text_within(content: bytes, kind: str) -> str:
+    """What `text_of` reads, in this process."""
+    return formats.read(kind, content).strip()
+
+
+def row(*cells: str) -> str:
+    """A row of Word: "^" stands for a cell that goes on from the row above."""
+    return "<w:tr>" + "".join(map(_word_cell, cells)) + "</w:tr>"
+
+
+def _word_cell(text: str) -> str:
+    merge = {"^": "<w:vMerge/>", "Malmo": '<w:vMerge w:val="restart"/>'}.get(text, "")
+    shown = "" if text == "^" else f"<w:r><w:t>{text}</w:t></w:r>"
+    return f"<w:tc><w:tcPr>{merge}</w:tcPr><w:p>{shown}</w:p></w:tc>"
+
+
+def slide_row(*cells: str) -> str:
+    within = "".join(f"<tc><txBody><p><r><t>{c}</t></r></p></txBody></tc>" for c in cells)
+    return f"<tr>{within}</tr>"
+
+
+TABLE = """| Goal | Day | Leaves |
+| --- | --- | --- |
+| Malmo | Monday | 9 |
+|  | Sunday | 11 |"""
+TITLES = "<w:tr><w:trPr><w:tblHeader/></w:trPr>"
+
+
+@HTML
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (
+            "docx",
+            docx_of(
+                "<w:tbl>"
+                + row("Goal", "Day", "Leaves").replace("<w:tr>", TITLES)
+                + row("Malmo", "Monday", "9")
+                + row("^", "Sunday", "11")
+                + "</w:tbl>"
+            ),
+        ),
+        (
+            "html",
+            b"<table><tr><th>Goal</th><th>Day</th><th>Leaves</th></tr><tr><td rowspan=2>Malmo</td>"
+            b"<td>Monday</td><td>9</td></tr><tr><td>Sunday</td><td>11</td></tr></table>",
+        ),
+        (
+            "pptx",
+            pptx_of(
+                "<graphicFrame><tbl>"
+                + slide_row("Goal", "Day", "Leaves")
+                + slide_row("Malmo", "Monday", "9")
+                + slide_row("", "Sunday", "11")
+                + "</tbl></graphicFrame>"
+            ),
+        ),
+    ],
+)
+def test_cells_below_a_merged_one_stay_in_their_columns(kind: str, content: bytes) -> None:
+    assert text_within(content, kind).removeprefix("## Slide 1\n\n") == TABLE
+
+
+@HTML
+def test_cells_merged_in_both_directions_and_at_the_end_keep_their_place() -> None:
+    page = (
+        b"<table><tr><td rowspan=2 colspan=2>a</td><td>b</td><td rowspan=3>c</td></tr>"
+        b"<tr><td>d</td></tr><tr><td>e</td></tr><tr><td>f</td><td>g</td><td>h</td></tr></table>"
+    )
+    rows = [line.split("|")[1:-1] for line in text_within(page, "html").splitlines()]
+    cells = [[cell.strip() for cell in each] for each in rows[2:]]
+    assert cells == [["a", "", "b", "c"], ["", "", "d", ""], ["e"], ["f", "g", "h"]]
+
+
+@HTML
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (
+            "<TABLE><TR><TH>Port<TH>Hour<TR><TD>Malmo<TD>9 <TR><TD>Lund<TD>11</TABLE>Next",
+            "| Port | Hour |\n| --- | --- |\n| Malmo | 9 |\n| Lund | 11 |\n\nNext",
+        ),
+        (
+            "<ul><li>one<li>two <b>bold</b><ul><li>in</ul><li>three</ul>",
+            "- one\n- two **bold**\n  - in\n- three",
+        ),
+        (
+            "<p>One<p>Two<h2>Head</h2><p>Three<div>Four</div>",
+            "One\n\nTwo\n\n## Head\n\nThree\n\nFour",
+        ),
+        ("<dl><dt>-a<dd>all<dt>-b<dd>brief</dl>", "-a\n:   all\n\n-b\n:   brief"),
+        (
+            "<table><tr><th>a<table><tr><th>in<th>ner</table><th>b</table>",
+            "| a  | in | ner | | --- | --- | | b |\n| --- | --- | --- | --- |",
+        ),
+        (
+            "<table><tr><th rowspan=0>a<th>b<tbody><tr><td rowspan=0>c<td>d<tr><td>e</table>",
+            "| a | b |\n| --- | --- |\n| c | d |\n|  | e |",
+        ),
+        (
+            "<table><caption>C<thead><tr><th>a<tbody><tr><td>b<tbody><tr><td>c<tfoot><tr><td>d",
+            "C\n\n| a |\n| --- |\n| b |\n| c |\n| d |",
+        ),
+    ],
+)
+def test_end_tags_may_be_left_out(page: str, text: str) -> None:
+    """Each cell, item and paragraph was within the one before."""
+    assert text_within(page.encode(), "html") == text
+
+
+@HTML
+def test_a_page_of_many_paragraphs_without_end_tags_is_not_too_deep() -> None:
+    assert len(text_within(b"<p>word" * 30_000, "html").split()) == 30_000
+
+
+@HTML
+def test_texts_of_folded_parts_and_lists_of_choices_stand_apart() -> None:
+    page = b"<details><summary>Ferries</summary>At nine.</details><header>Top</header>Next"
+    assert text_within(page, "html") == "Ferries\n\nAt nine.\n\nTop\n\nNext"
+    page = b"To <select><option>Malmo</option><option>Lund</option></select>"
+    assert text_within(page, "html") == "To\n\n- Malmo\n- Lund"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "shown"),
+    [
+        ("0.475", "0.0%", "47.5%"),
+        ("0.28999999999999998", "0%", "29%"),
+        ("1.5208333333333333", "[h]:mm:ss", "36:30:00"),
+        ("0.0625", "[mm]:ss", "1:30:00"),
+        ("1234.5", '_-* #,##0.00\\ _D_M_-;-* "-"??_-', "1234.5"),
+        ("1234.5", '_("$"* #,##0.00_);_("$"* \\(#,##0.00\\);[Red]General', "1234.5"),
+        ("1", "yyyy-mm-dd", "1900-01-01"),
+        ("59", "yyyy-mm-dd", "1900-02-28"),
+        ("61", "d/m/yy", "1900-03-01"),
+        ("45000", "mmmm", "2023-03-15"),
+        ("1067", "00000", "01067"),
+        ("1.1000000000000001", "General", "1.1"),
+        ("7.4999999999999997E-2", "0.00", "0.075"),
+        ("12345678901234567", "0", "12345678901234567"),
+    ],
+)
+def test_numbers_of_a_sheet_are_shown_as_their_formats_say(
+    number: str, code: str, shown: str
+) -> None:
+    code = code.replace('"', "&quot;")
+    styles = f'<numFmts><numFmt numFmtId="170" formatCode="{code}"/></numFmts>'
+    styles += '<cellXfs><xf numFmtId="170"/></cellXfs>'
+    content = xlsx_of(f'<row><c s="0"><v>{number}</v></c></row>', styles=styles)
+    assert text_within(content, "xlsx") == f"## Ferries\n\n{shown}"
+
+
+def test_characters_that_xml_does_not_have_are_read() -> None:
+    content = xlsx_of('<row><c t="s"><v>0</v></c></row>', "<si><t>a_x000D_\nb _x4g_</t></si>")
+    assert text_within(content, "xlsx") == "## Ferries\n\na b _x4g_"
+
+
+def test_what_older_programs_show_instead_is_not_read_twice() -> None:
+    twice = f"<AlternateContent><Choice>{shape('E')}</Choice><Fallback>{shape('F')}</Fallback>"
+    slide = f"{twice}</AlternateContent>{shape('G')}"
+    assert text_within(pptx_of(slide), "pptx") == "## Slide 1\n\nE\n\nG"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("sep=;\r\nPort;Hour\r\nMalmo;9", "Port; Hour\nPort: Malmo; Hour: 9"),
+        ('"Name, first";"Hour"\nMalmo;9', "Name, first; Hour\nName, first: Malmo; Hour: 9"),
+        ('"Port\nname",Hour\nMalmo,9', "Port name; Hour\nPort name: Malmo; Hour: 9"),
+        ("a, b, c\td\nMalmo, S\t9", "a, b, c; d\na, b, c: Malmo, S; d: 9"),
+    ],
+)
+def test_the_separator_is_named_or_stands_outside_of_quotes(content: str, text: str) -> None:
+    assert text_within(content.encode(), "csv") == text
+
+
+def test_a_font_of_rtf_has_its_own_letters() -> None:
+    content = (
+        rb"{\rtf1\ansi\ansicpg1252\deff0{\fonttbl{\f0\fcharset0 Arial;}"
+        rb"{\f1\fcharset204 Arial Cyr;}{\f2\fcharset128 Gothic;}}"
+        rb"\f0 Caf\'e9 {\f1 \'cf\'e0\'f0\'ee\'ec} \'e9 \f2 \'83\'74\'83F\f0 \'e9}"
+    )
+    assert text_within(content, "rtf") == "Café Паром é フェé"
+
+
+def test_a_plain_font_of_rtf_is_the_first_one_and_a_mac_has_its_own_letters() -> None:
+    fonts = rb"{\fonttbl{\f0\fcharset0 Arial;}{\f1\fcharset204 Arial Cyr;}}"
+    assert text_within(rb"{\rtf1\deff0" + fonts + rb"\f1 \'cf\plain \'e9}", "rtf") == "Пé"
+    assert text_within(rb"{\rtf1\mac caf\'8e}", "rtf") == "café"
+
+
+def test_formats_in_zip_files_are_known_without_their_suffix() -> None:
+    """The file within the slides is not packed, so that its parts' names can be seen."""
+    book = xlsx_of(SHEET, STRINGS, STYLES)
+    slides = BytesIO(pptx_of(shape("To Malmo")))
+    with zipfile.ZipFile(slides, "a") as file:
+        file.writestr("ppt/embeddings/book.xlsx", book)
+    document = docx_of("<w:p/>").replace(b"document.xml", b"document2xml")
+    for name in ("upload", "a.txt", "a.docx", "a.bin"):
+        kinds = [kind_of(each, name) for each in (book, slides.getvalue(), document, epub_of("x"))]
+        assert kinds == ["xlsx", "pptx", "docx", "epub"]
+    assert kind_of(zipped({"word/notes.txt": "x"}), "a.zip") == "text"
 
 
 def mail_of(*, html: str = "", text: str = "") -> EmailMessage:
@@ -349,7 +559,22 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_packed_file_is_read_by_the_name_in_front_of_gz() -> None:
+@HTML
+def test_a_blank_text_beside_html_is_not_the_mail() -> None:
+    mail = mail_of(text=" \n\u00a0\u200b\ufeff\n", html="<p>Um neun.</p>")
+    assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
+    mail.add_alternative("BEGIN:VCALENDAR", subtype="calendar")
+    assert text_within(mail.as_bytes(), "eml").endswith("\n\nUm neun.")
+
+
+@HTML
+def test_html_of_a_mail_may_name_its_encoding_itself() -> None:
+    raw = b"Content-Type: text/html\n\n<meta charset=koi8-r>" + "Паром".encode("koi8-r")
+    assert text_within(raw, "eml") == "Паром"
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "T.CSV.GZ"])
+def test_a_packed_file_is_read_by_the_name_in_front_of_gz(name: str) -> None:
     import gzip
 
-    assert file_text.text_of(gzip.compress(b"a,b\n1,2\n"), "t.csv.gz").text == "a; b\na: 1; b: 2"
+    assert file_text.text_of(gzip.compress(b"a,b\n1,2\n"), name).text == "a; b\na: 1; b: 2"

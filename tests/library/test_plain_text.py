@@ -115,6 +115,59 @@ def test_labels_mean_what_browsers_take_them_for(label: str, encoding: str) -> N
     assert decode(content, label) == text.get(encoding, "Паром")
 
 
+@pytest.mark.parametrize(
+    ("begin", "encoding"),
+    [
+        ('<?xml version="1.0" encoding="windows-1251"?>\n<a>', "cp1251"),
+        ("<?xml version='1.0' encoding='Shift_JIS' standalone='yes'?><a>", "cp932"),
+        ("#!/usr/bin/python3\n# -*- coding: koi8_r -*-\n#", "koi8-r"),
+        ("# vim: set fileencoding=cp1251 :\n#", "cp1251"),
+        ("# -*- coding: iso-2022-jp-unix -*-\n", "iso2022_jp"),
+        ('@charset "gb2312";\n/*', "gbk"),
+        ("<!DOCTYPE html>\n<meta charset=euc-kr>\n<?php", "cp949"),
+        ("# coding: hz\n", "hz"),
+        ("/* -*- mode: c; coding: koi8-r -*- */\n//", "koi8-r"),
+        ('msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=KOI8-R\\n"\n', "koi8-r"),
+    ],
+)
+def test_what_a_text_says_of_its_encoding_is_heeded(begin: str, encoding: str) -> None:
+    said = {
+        "cp932": "フェリー",
+        "iso2022_jp": "フェリー",
+        "gbk": "渡轮",
+        "hz": "渡轮",
+        "cp949": "배는",
+    }
+    text = begin + said.get(encoding, "Паром")
+    assert text_of(text.encode(encoding), "a.x").text == text
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "code\n# coding: cp1251\n",
+        "# Coding: cp1251 or not?\n",
+        "#\n#\n# coding: cp1251\n",
+        '<a b="<?xml encoding=cp1251?>">',
+    ],
+)
+def test_what_stands_elsewhere_names_no_encoding(begin: str) -> None:
+    assert text_of(f"{begin}Café".encode(), "a.x").text == f"{begin}Café"
+
+
+def test_sequences_of_japanese_are_told_from_those_of_terminals() -> None:
+    text = "フェリーは九時に出発します。OK?\n"
+    assert decode(text.encode("iso2022_jp")) == text
+    terminal = "\x1b[1mready\x1b(B\x1b[m\n"
+    assert decode(terminal.encode()) == terminal
+
+
+@pytest.mark.parametrize("text", ["buoy", "the ferry is late!", "a"])
+def test_a_zero_in_a_short_text_makes_no_utf_16(text: str) -> None:
+    for at in range(len(text) + 1):
+        assert decode(f"{text[:at]}\0{text[at:]}".encode()) == text
+
+
 def test_a_label_that_is_wrong_or_unknown_is_without_effect() -> None:
     for label in ("utf-8", "punycode", "rot13", "no such thing"):
         assert decode("Café für 5 €".encode("cp1252"), label) == "Café für 5 €"

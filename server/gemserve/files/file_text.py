@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from codecs import BOM_UTF8
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -15,10 +16,13 @@ from pathlib import Path
 from gemserve.errors import GemserveError
 from gemserve.files.converting import LIMITS, convert, kind_of
 from gemserve.files.pdf_text import Reading, ReadingLimits
-from gemserve.files.plain_text import NotText, decode
+from gemserve.files.plain_text import NotText, declared, decode
 
 MOST_BYTES = 1 << 28  # of a file, and of what a packed one unpacks to
-_PACKED = b"\x1f\x8b"
+_PACKED, _PACKED_SUFFIX = b"\x1f\x8b", ".gz"
+
+
+_OF_ANY_ENCODING = ("text", "csv", "html")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +77,9 @@ def read_file(
     Raises `NoText`, and what `convert` raises: `RequestError`, `PdfsBusy` and `LibraryError`.
     `reading`: ended by another thread when nobody wants the text any more.
     """
-    if name.endswith(".gz"):
-        content, name = (
-            unpacked(content, limits.unpacked_bytes or MOST_BYTES),
-            name.removesuffix(".gz"),
-        )
+    if is_packed(name):
+        content = unpacked(content, limits.unpacked_bytes or MOST_BYTES)
+        name = name[: -len(_PACKED_SUFFIX)]
     if not content.strip():
         raise NoText("is empty")
     kind = kind_of(content, name)
@@ -85,7 +87,7 @@ def read_file(
         text, pages = convert(content, name, kind, limits, reading)
         return FileText(text=text, kind=kind, pages=pages)
     try:
-        text = decode(content)
+        text = decode(content, declared(content))
     except NotText as error:
         raise NoText(str(error)) from None
     if not text.strip():
@@ -95,7 +97,21 @@ def read_file(
 
 def is_plain(content: bytes, name: str) -> bool:
     """Whether a file is neither packed nor of another format than plain text."""
-    return not name.endswith(".gz") and kind_of(content, name) == "text"
+    return not is_packed(name) and kind_of(content, name) == "text"
+
+
+def is_packed(name: str) -> bool:
+    return name.lower().endswith(_PACKED_SUFFIX)
+
+
+def in_utf_8(content: bytes, name: str, label: str) -> bytes:
+    """A text of the encoding `label` in UTF-8 with its mark; other files as they are."""
+    if content.startswith(_PACKED) or kind_of(content, name) not in _OF_ANY_ENCODING:
+        return content
+    try:
+        return BOM_UTF8 + decode(content, label).encode("utf-8", "replace")
+    except NotText:
+        return content
 
 
 def unpacked(content: bytes, most_bytes: int) -> bytes:

@@ -23,7 +23,8 @@ LEAST_VALID = 0.6
 MOST_FOREIGN = 0.3
 # Of UTF-16 without a mark, the zero bytes at odd (little-endian) or even places: a seventh of a
 # text in any alphabet is blanks and punctuation. The other bytes are hardly ever zero.
-LEAST_ZEROS, MOST_OTHER_ZEROS = 0.1, 0.01
+# One zero may be in any text.
+LEAST_ZEROS, MOST_OTHER_ZEROS, LEAST_NUM_ZEROS = 0.1, 0.01, 2
 MOST_UNASSIGNED = 0.01  # of the characters of such a text
 _LOOKED_AT = 1 << 16  # bytes and characters, to tell UTF-16 without a mark
 
@@ -40,6 +41,19 @@ _CONTROL = re.compile(f"[{re.escape(_CONTROLS.decode())}\x80-\x84\x86-\x9f]")
 _ABOVE_ASCII = bytes(range(128, 256))
 _PADDING = b"\0\x1a"  # what file systems and DOS put behind a text
 _UNASSIGNED = frozenset(("Cn", "Co", "Cs"))
+_LABEL_WITHIN = 1024  # bytes, as the HTML standard says
+# What files say of themselves: XML and HTML, CSS, Python and others in one of two lines, what
+# Emacs reads, and translations of gettext.
+_LABEL = re.compile(
+    rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)"
+    rb"|\s*(?:<[^\0]*?)?<meta[^>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)"
+    rb"|@charset \"([\w:.-]+)\";"
+    rb"|(?:[ \t]*(?:#[^\r\n]*)?\r?\n)?#[ \t]*(?:en)?coding[:=][ \t]*([\w.-]+)[ \t]*[\r\n]"
+    rb"|(?:[^\r\n]*\r?\n)?[^\r\n]*(?:-\*-[^\r\n]*?coding|fileencoding)[:=][ \t]*([\w.-]+)"
+    rb"|[^\0]*?\n\"Content-Type: text/plain; charset=([\w.:-]+)",
+    re.IGNORECASE,
+)
+_JAPANESE = (b"\x1b$B", b"\x1b$@")  # no terminal has these sequences
 
 
 class NotText(Exception):
@@ -86,7 +100,9 @@ _LABELS = {
     "gb18030": "gb18030 gbk gb2312 gb_2312 x-gbk chinese csgb2312",
     "big5hkscs": "big5 big5-hkscs cn-big5 x-x-big5",
     "euc-jp": "euc-jp x-euc-jp",
-    "iso2022-jp": "iso-2022-jp csiso2022jp",
+    "iso2022_jp_ext": "iso-2022-jp csiso2022jp",
+    "iso2022_kr": "iso-2022-kr csiso2022kr",
+    "hz": "hz-gb-2312 hz",
     "cp932": "shift_jis shift-jis sjis x-sjis ms932 ms_kanji windows-31j",
     "cp949": "euc-kr korean ks_c_5601-1987 ks_c_5601-1989 ksc5601 ksc_5601 windows-949",
     "utf-16-le": "utf-16 utf-16le unicode ucs-2 iso-10646-ucs-2",
@@ -107,9 +123,19 @@ def decode(content: bytes, label: str | None = None) -> str:
         text = _labelled(content, label)
     if text is None:
         text = _utf_16(content)
+    if text is None and any(map(content.__contains__, _JAPANESE)) and content.isascii():
+        text = _labelled(content, "iso-2022-jp")
     if text is not None:
         return text
     return _utf_8_or_windows_1252(_without_control_bytes(content))
+
+
+def declared(content: bytes) -> str | None:
+    """The name of the encoding that a text gives in its first lines, if it does."""
+    found = _LABEL.match(content[:_LABEL_WITHIN])
+    label = next(filter(None, found.groups())).decode("ascii", "replace") if found else None
+    # who can read that label as ASCII reads no UTF-16
+    return None if label is None or label.lower().startswith("utf-16") else label
 
 
 def _unpadded(content: bytes) -> bytes:
@@ -129,7 +155,8 @@ def _marked(content: bytes) -> str | None:
 
 
 def _labelled(content: bytes, label: str) -> str | None:
-    codec = _CODECS.get(label.strip().lower())
+    label = label.strip().lower().removesuffix("-unix")  # as Emacs names line ends
+    codec = _CODECS.get(label) or _CODECS.get(label.replace("_", "-"))
     if codec in (None, "utf-8"):  # may have a wrong byte, or another encoding after all
         return None
     if codec == "windows-1252":
@@ -141,7 +168,7 @@ def _utf_16(content: bytes) -> str | None:
     """The text, if its zero bytes say that it is UTF-16 without a mark."""
     start = content[:_LOOKED_AT]
     half = len(start) // 2
-    if not half:
+    if start.count(0) < LEAST_NUM_ZEROS:
         return None
     even, odd = start[0::2].count(0) / half, start[1::2].count(0) / half
     if odd >= LEAST_ZEROS and even <= MOST_OTHER_ZEROS:

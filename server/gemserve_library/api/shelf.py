@@ -20,7 +20,7 @@ from gemserve.config import ServerConfig
 from gemserve.contract.events import Finished
 from gemserve.contract.requests import Request
 from gemserve.errors import ConfigError, LibraryError, LibraryNotFound, OtherModel, RequestError
-from gemserve.files.file_text import NoText, unpacked
+from gemserve.files.file_text import NoText, is_packed, unpacked
 from gemserve.prompting.answerable import Answerable
 from gemserve_library.asking import find_excerpts
 from gemserve_library.folders import folder_of, holds_library, names_in
@@ -135,7 +135,7 @@ class Shelf:
         Raises `RequestError` or `LibraryError`.
         """
         try:
-            if path.endswith(".gz"):
+            if is_packed(path):
                 content = unpacked(content, self._config.max_body_bytes)
             self._root.mkdir(parents=True, exist_ok=True)
             with ExitStack() as opened:

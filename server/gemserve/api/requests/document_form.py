@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import from_json
@@ -11,6 +12,7 @@ from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.form_body import FormField, parse_form
 from gemserve.api.requests.json_body import validate_body
 from gemserve.errors import RequestError, shown
+from gemserve.files.file_text import in_utf_8
 
 _INTEGERS = ("ttl", "expires_after[seconds]")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
@@ -86,10 +88,13 @@ def parse_file_form(raw: bytes, content_type: str) -> FormField:
 
 
 def take_file(fields: dict[str, FormField]) -> FormField:
+    """The file, in UTF-8 if it is a text of which the form names another encoding."""
     file = fields.pop("file", None)
     if file is None:
         raise RequestError("file: required", param="file", code="missing_field")
-    return file
+    if file.charset is None:
+        return file
+    return replace(file, value=in_utf_8(file.value, file.filename or "", file.charset))
 
 
 def read_switch(name: str, text: str) -> bool:

@@ -19,10 +19,11 @@ _MAX_HEADER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """The value of one field. `filename` is None if it is no file."""
+    """The value of one field. `filename` is None if it is no file. `charset`: as it was sent."""
 
     value: bytes
     filename: str | None
+    charset: str | None = None
 
 
 def is_form(content_type: str) -> bool:
@@ -70,7 +71,7 @@ def _named(head: bytes, value: bytes) -> tuple[str, FormField]:
         raise _wrong("a field has no name")
     if headers.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
         raise _wrong(f"field {shown(name)} has a Content-Transfer-Encoding")
-    return name, FormField(value, headers.get_filename())
+    return name, FormField(value, headers.get_filename(), headers.get_content_charset())
 
 
 def _header(content_type: str) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from io import StringIO
 
 from gemserve.files.formats import Refused
@@ -10,7 +11,10 @@ from gemserve.files.formats.rows import lines_of
 from gemserve.files.plain_text import NotText, decode
 
 MOST_CELL_CHARS = 1 << 20
-_SEPARATORS = ",;\t|"
+_SEPARATORS = ",;|"  # beside tabs, which hardly stand in cells
+_LOOKED_AT = 1 << 16  # characters
+_QUOTED = re.compile(r'"[^"]*"')
+_NAMED = re.compile(r'"?sep=(.)"?\r?\n')  # a line in front, which tells Excel the separator
 
 
 def read(content: bytes) -> str:
@@ -18,8 +22,11 @@ def read(content: bytes) -> str:
         text = decode(content)
     except NotText as error:
         raise Refused(str(error)) from None
-    first = next(filter(None, text.splitlines()), "")
-    separator = max(_SEPARATORS, key=first.count)
+    named = _NAMED.match(text)
+    text = text[named.end() :] if named else text
+    first = next(filter(None, _QUOTED.sub("", text[:_LOOKED_AT]).splitlines()), "")
+    separator = "\t" if "\t" in first else max(_SEPARATORS, key=first.count)
+    separator = named[1] if named else separator
     if separator not in first:
         return text
     csv.field_size_limit(MOST_CELL_CHARS)

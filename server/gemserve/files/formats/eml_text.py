@@ -10,7 +10,7 @@ from email.parser import BytesParser
 from typing import cast
 
 from gemserve.files.formats import Refused
-from gemserve.files.plain_text import NotText, decode
+from gemserve.files.plain_text import NotText, declared, decode
 
 MOST_DEPTH = 50  # mails and multiparts in one another
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
@@ -48,16 +48,22 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
 
 
 def _best(parts: list[EmailMessage]) -> EmailMessage | None:
-    """The plain text, if there is one: it says the same as the others."""
-    plain = (each for each in parts if each.get_content_type() == "text/plain")
-    return next(plain, parts[-1] if parts else None)
+    """The plain text, unless it is blank: it says the same as the others, which end with the best.
+
+    An invitation for a calendar, which may be the last one, is none of these.
+    """
+    for each in parts:
+        kind = each.get_content_type()
+        if kind == "text/plain" and any(map(str.isalnum, _text(each, kind))):
+            return each
+    shown = [each for each in parts if each.get_content_type() != "text/calendar"]
+    return next(reversed(shown or parts), None)
 
 
 def _text(part: EmailMessage, kind: str) -> str:
     payload = part.get_payload(decode=True)
     assert isinstance(payload, bytes)
-    charset = part.get_param("charset")
-    label = charset if isinstance(charset, str) else None
+    label = part.get_content_charset()
     name = part.get_filename()
     title = f"Attached: {name}\n" if name else ""
     try:
@@ -67,6 +73,6 @@ def _text(part: EmailMessage, kind: str) -> str:
             return f'{title}(HTML, which is not read here: pip install "gemserve[library]")'
         from gemserve.files.formats.html_text import markdown
 
-        return title + markdown(decode(payload, label))
+        return title + markdown(decode(payload, label or declared(payload)))
     except NotText as error:
         return f"{title}({error})"

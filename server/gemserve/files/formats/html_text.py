@@ -4,39 +4,126 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Set
+from typing import Any
+
+from bs4 import BeautifulSoup, Tag
 
 from gemserve.files.formats import Refused
-from gemserve.files.plain_text import NotText, decode
+from gemserve.files.plain_text import NotText, declared, decode
 
 MOST_DEPTH = 20_000  # calls of Python: elements in one another take some of them each
 _LEFT_OUT = ["script", "style", "template", "noscript", "svg", "nav"]
-_LABEL_WITHIN = 1024  # bytes, as the HTML standard says
-_LABEL = re.compile(rb"(?:charset|encoding)\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
+_MOST_ROWS, _MOST_COLUMNS = 65_534, 1000  # of a merged cell, as the HTML standard says
+# as what the library reads elements that it would put into the line before
+_READ_AS = {
+    **dict.fromkeys(("summary", "details", "header", "footer", "main", "aside", "figure"), "div"),
+    **dict.fromkeys(("form", "fieldset", "legend", "address", "hgroup", "center"), "div"),
+    **dict.fromkeys(("dialog", "search", "optgroup"), "div"),
+    **{"select": "ul", "datalist": "ul", "menu": "ul", "dir": "ul", "option": "li"},
+}
+_BLOCK_NAMES = (
+    "address article aside blockquote center details dialog dir div dl fieldset figcaption figure "
+    "footer form h1 h2 h3 h4 h5 h6 header hgroup hr main menu nav ol p pre search section summary "
+    "table ul"
+)
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
+_CELLS, _SECTIONS = {"td", "th", "caption"}, {"thead", "tbody", "tfoot"}
+# which elements without an end tag each element ends, and within which they stand
+_ENDED_BY: dict[str, tuple[Set[str], Set[str]]] = {
+    **dict.fromkeys(_BLOCKS, ({"p"}, _BLOCKS | _CELLS | {"li", "dt", "dd"})),
+    **dict.fromkeys(("dt", "dd"), ({"dt", "dd"}, {"dl"})),
+    **dict.fromkeys(("td", "th"), (_CELLS, {"table"})),
+    **dict.fromkeys(_SECTIONS, (_CELLS | {"tr"} | _SECTIONS, {"table"})),
+    "li": ({"li"}, {"ul", "ol", "menu", "dir"}),
+    "option": ({"option"}, {"select", "datalist"}),
+    "tr": (_CELLS | {"tr"}, {"table"}),
+}
+
+
+class _Page(BeautifulSoup):
+    """A page whose end tags may be left out, as HTML allows."""
+
+    def handle_starttag(self, name: str, *given: Any, **named: Any) -> Tag | None:
+        if name in _ENDED_BY:
+            self.endData()
+            for _ in range(len(self.tagStack) - self._num_kept(*_ENDED_BY[name])):
+                self.popTag()
+        return super().handle_starttag(name, *given, **named)
+
+    def _num_kept(self, ended: Set[str], within: Set[str]) -> int:
+        """How many of the open elements stay open when one begins that ends these."""
+        kept = len(self.tagStack)
+        for depth in range(kept - 1, 0, -1):
+            tag = self.tagStack[depth].name
+            if tag in ended:
+                kept = depth
+            elif tag in within:
+                break
+        return kept
 
 
 def read(content: bytes) -> str:
     try:
-        return markdown(decode_page(content))
+        return markdown(decode(content, declared(content)))
     except NotText as error:
         raise Refused(str(error)) from None
 
 
-def decode_page(content: bytes) -> str:
-    """The characters of a page, by its mark or by what it says of itself. Raises `NotText`."""
-    label = _LABEL.search(content[:_LABEL_WITHIN])
-    said = label[1].decode("ascii", "replace") if label else None
-    # who can read that label as ASCII reads no UTF-16
-    return decode(content, None if said is None or said.lower().startswith("utf-16") else said)
-
-
 def markdown(html: str) -> str:
-    from bs4 import BeautifulSoup
     from markdownify import MarkdownConverter
 
     sys.setrecursionlimit(MOST_DEPTH)
-    parsed = BeautifulSoup(html, "html.parser")
+    parsed = _Page(html, "html.parser")
     for each in parsed(_LEFT_OUT):
         each.decompose()
+    for each in parsed(list(_READ_AS)):
+        each.name = _READ_AS[each.name]
+    for each in parsed("table"):
+        _fill_merged(parsed, each)
+        _join_sections(each)
     converter = MarkdownConverter(heading_style="atx", strip=["a", "img"], bullets="-")
     text: str = converter.convert_soup(parsed.body or parsed)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines()))
+
+
+def _rows(table: Any) -> list[Any]:
+    return [row for row in table("tr") if row.find_parent("table") is table]
+
+
+def _join_sections(table: Any) -> None:
+    """Put all rows but those of the head together: the library begins a table with each section."""
+    body = None
+    for row in _rows(table):
+        if row.parent.name != "thead":
+            body = body or row.parent
+            if row.parent is not body:
+                body.append(row)
+
+
+def _fill_merged(page: Any, table: Any) -> None:
+    """Put an empty cell wherever a cell reaches down from a row above."""
+    reach: dict[int, int] = {}  # the row to which the cell of each column reaches
+    section = None
+    for number, row in enumerate(_rows(table)):
+        if row.parent is not section:
+            section = row.parent
+            reach.clear()
+        column = 0
+        for cell in [*row(["td", "th"], recursive=False), None]:
+            while reach.get(column, 0) > number:
+                empty = page.new_tag("td")
+                row.append(empty) if cell is None else cell.insert_before(empty)
+                column += 1
+            if cell is not None:
+                columns = range(column, column + _span(cell, "colspan", _MOST_COLUMNS))
+                reach.update(dict.fromkeys(columns, number + _span(cell, "rowspan", _MOST_ROWS)))
+                column = columns.stop
+
+
+def _span(cell: Any, name: str, most: int) -> int:
+    """How many rows or columns a cell takes; of rows 0 means all that follow."""
+    given = str(cell.get(name, ""))
+    if not given.isdecimal() or len(given) > 9:
+        return 1
+    return min(int(given) or (most if name == "rowspan" else 1), most)

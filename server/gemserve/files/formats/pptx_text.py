@@ -43,8 +43,14 @@ def _slide(parts: Parts, name: str, number: int) -> str:
 def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
     """The place on the slide, which may be "", and the text of each shape that has one."""
     place, paragraphs, is_text = "", [""], False
+    rows: list[list[str]] = []  # of a table
+    is_again = False
     for event, tag, attributes in events(parts.read(name), name):
-        if event == "text" and is_text:
+        if tag == "Fallback" and event != "text":  # what was there, for older programs
+            is_again = event == "start"
+        elif is_again:
+            continue
+        elif event == "text" and is_text:
             paragraphs[-1] += tag
         elif event == "start" and tag == "ph":
             place = attributes.get("type", "body")
@@ -54,8 +60,23 @@ def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
             paragraphs[-1] += "\n"
         elif event == "end" and tag == "p":
             paragraphs.append("")
+        elif event == "start" and tag == "tr":
+            rows.append([])
+        elif event == "end" and tag == "tc" and rows:
+            rows[-1].append(" ".join(" ".join(paragraphs).split()))
+            paragraphs = [""]
+        elif event == "end" and tag == "tbl":
+            paragraphs, rows = list(_table(rows)), []
         elif event == "end" and tag in ("sp", "graphicFrame"):
             text = "\n".join(filter(str.strip, paragraphs))
             if text:
                 yield place, text
             place, paragraphs = "", [""]
+
+
+def _table(rows: list[list[str]]) -> Iterator[str]:
+    """The lines of a table as Markdown."""
+    for number, row in enumerate(rows):
+        yield f"| {' | '.join(row)} |"
+        if number == 0:
+            yield f"| {' | '.join('---' for _ in row)} |"

@@ -27,6 +27,13 @@ _SYMBOLS = {
     b"\n": "\n",
     b"\r": "\n",
 }
+_CODE_PAGES = {"mac": "mac-roman", "pc": "cp437", "pca": "cp850"}  # of a whole file
+# what fonts have by their `\fcharset`; others have what the file has
+_OF_FONTS = {
+    **{77: "mac-roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gbk", 136: "cp950"},
+    **{161: "cp1253", 162: "cp1254", 163: "cp1258", 177: "cp1255", 178: "cp1256"},
+    **{186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437", 255: "cp850"},
+}
 # groups whose texts nobody reads
 _LEFT_OUT = frozenset(
     (
@@ -43,6 +50,7 @@ class _Group:
 
     is_left_out: bool = False
     fallback: int = 1
+    font: int | None = None
 
 
 class _Reader:
@@ -50,6 +58,8 @@ class _Reader:
         self.text: list[str] = []
         self._bytes = bytearray()  # of the code page, which may have two for a character
         self._code_page = "cp1252"
+        self._of_fonts: dict[int | None, str] = {}  # code pages
+        self._default_font: int | None = None
         self._groups = [_Group()]
         self._to_skip = 0  # characters of a fallback
 
@@ -66,7 +76,11 @@ class _Reader:
 
     def flush(self) -> None:
         if self._bytes:
-            self.text.append(self._bytes.decode(self._code_page, "replace"))
+            font = self._groups[-1].font
+            code_page = self._of_fonts.get(
+                self._default_font if font is None else font, self._code_page
+            )
+            self.text.append(self._bytes.decode(code_page, "replace"))
             self._bytes.clear()
 
     def brace(self, brace: bytes) -> None:
@@ -93,8 +107,24 @@ class _Reader:
             self._to_skip = self._groups[-1].fallback
         elif name == "uc" and number is not None:
             self._groups[-1] = replace(self._groups[-1], fallback=max(0, min(number, 16)))
-        elif name == "ansicpg" and number is not None:
+        elif name == "plain":
+            self.flush()
+            self._groups[-1] = replace(self._groups[-1], font=None)
+        elif name in _CODE_PAGES:
+            self._code_page = _CODE_PAGES[name]
+        elif number is not None:
+            self._number(name, number)
+
+    def _number(self, name: str, number: int) -> None:
+        if name == "ansicpg":
             self._code_page = _code_page(number)
+        elif name == "deff":
+            self._default_font = number
+        elif name == "f":
+            self.flush()
+            self._groups[-1] = replace(self._groups[-1], font=number)
+        elif name == "fcharset" and number in _OF_FONTS:
+            self._of_fonts[self._groups[-1].font] = _OF_FONTS[number]
 
 
 def read(content: bytes) -> str:

@@ -6,23 +6,42 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import Enum, auto
+from functools import lru_cache
 
 from gemserve.files.formats.rows import Row, lines_of
 from gemserve.files.formats.zip_parts import Parts, events
 
 _WORKBOOK = "xl/workbook.xml"
-_DATE_FORMATS = frozenset((*range(14, 23), *range(45, 48)))  # that every workbook has
-_NO_DATE = re.compile(r'"[^"]*"|\[[^\]]*\]|\\.')  # parts of a format that are no letters of a date
+# formats that every workbook has, those of East Asia's dates among them
+_OWN_FORMATS = {
+    **{"9": "0%", "10": "0.00%", "46": "[h]:mm:ss"},
+    **{str(number): "yyyy" for number in (*range(14, 23), *range(27, 37), 45, 47, *range(50, 59))},
+}
+# parts of a format that are no letters of a date: texts, colours, and widths of blanks
+_NO_DATE = re.compile(r'"[^"]*"|\[[^\]]*\]|[\\_*].')
+_DURATION = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _LAST_DAY = 2_958_465  # 9999-12-31
+_EPOCH, _MARCH_1900 = datetime(1899, 12, 30), 61
+_ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character that XML does not have
 _COLUMN = re.compile(r"[A-Z]{1,3}")
+
+
+class _Shown(Enum):
+    NUMBER = auto()
+    PADDED = auto()  # 01067, a place in Dresden
+    PERCENT = auto()
+    DATE = auto()
+    DURATION = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class _Book:
-    """`dates`: which styles show a number as a date. `epoch`: the day 0."""
+    """`styles`: the format in which each shows numbers. `epoch`: the day 0."""
 
     strings: list[str]
-    dates: list[bool]
+    styles: list[str]
     epoch: datetime
 
 
@@ -30,7 +49,7 @@ def read(content: bytes) -> str:
     parts = Parts(content, "XLSX")
     targets = parts.targets(_WORKBOOK)
     by_kind = dict(targets.values())
-    sheets, epoch = [], datetime(1899, 12, 30)
+    sheets, epoch = [], _EPOCH
     for event, tag, attributes in events(parts.read(_WORKBOOK), _WORKBOOK):
         if event == "start" and tag == "workbookPr" and attributes.get("date1904") in ("1", "true"):
             epoch = datetime(1904, 1, 1)
@@ -38,7 +57,7 @@ def read(content: bytes) -> str:
             sheets.append((attributes.get("name", ""), targets[attributes[":id"]][1]))
     book = _Book(
         list(_strings(parts, by_kind.get("sharedStrings"))),
-        list(_dates(parts, by_kind.get("styles"))),
+        list(_styles(parts, by_kind.get("styles"))),
         epoch,
     )
     return "\n\n".join(
@@ -60,25 +79,36 @@ def _strings(parts: Parts, name: str | None) -> Iterator[str]:
         elif tag == "rPh":
             is_aid = event == "start"
         elif event == "end" and tag == "si":
-            yield "".join(pieces)
+            yield _ESCAPED.sub(lambda match: chr(int(match[1], 16)), "".join(pieces))
             pieces.clear()
 
 
-def _dates(parts: Parts, name: str | None) -> Iterator[bool]:
-    """Whether each style of cells shows dates."""
+def _styles(parts: Parts, name: str | None) -> Iterator[str]:
+    """The format of each style of cells."""
     if name is None:
         return
-    own: dict[str, str] = {}
+    formats = dict(_OWN_FORMATS)
     is_within = False
     for event, tag, attributes in events(parts.read(name), name):
         if tag == "cellXfs":
             is_within = event == "start"
         elif event == "start" and tag == "numFmt":
-            own[attributes.get("numFmtId", "")] = attributes.get("formatCode", "")
+            formats[attributes.get("numFmtId", "")] = attributes.get("formatCode", "")
         elif event == "start" and tag == "xf" and is_within:
-            number = attributes.get("numFmtId", "0")
-            letters = _NO_DATE.sub("", own.get(number, "")).lower()
-            yield number in map(str, _DATE_FORMATS) or any(map(letters.__contains__, "ydhs"))
+            yield formats.get(attributes.get("numFmtId", "0"), "")
+
+
+@lru_cache(1000)
+def _shown(code: str) -> _Shown:
+    """As what a format shows numbers, by its part for positive ones."""
+    letters = _NO_DATE.sub("", code).lower().partition(";")[0]
+    if letters and not letters.strip("0"):
+        return _Shown.PADDED
+    if _DURATION.search(code):
+        return _Shown.DURATION
+    if "general" not in letters and any(map(letters.__contains__, "ymdhs")):
+        return _Shown.DATE
+    return _Shown.PERCENT if "%" in letters else _Shown.NUMBER
 
 
 def _rows(parts: Parts, name: str, book: _Book) -> Iterator[Row]:
@@ -122,18 +152,36 @@ def _value(text: str, cell: dict[str, str], book: _Book) -> str:
         return book.strings[int(text[:9])] if known else ""
     if kind == "b":
         return {"0": "FALSE", "1": "TRUE"}.get(text, text)
-    style = cell.get("s", "0")
-    is_date = style.isascii() and style.isdecimal() and book.dates[int(style[:9]) :][:1] == [True]
-    return _date(text, book.epoch) if kind == "n" and is_date else text
-
-
-def _date(text: str, epoch: datetime) -> str:
     try:
-        days = float(text)
-    except ValueError:
+        return _number(float(text), text, cell.get("s", "0"), book) if kind == "n" else text
+    except (ValueError, OverflowError):
         return text
-    if not 0 <= days <= _LAST_DAY:
-        return text
+
+
+def _number(number: float, text: str, style: str, book: _Book) -> str:
+    place = int(style[:9]) if style.isascii() and style.isdecimal() else 0
+    code = book.styles[place] if place < len(book.styles) else ""
+    shown = _shown(code)
+    if shown is _Shown.PADDED and text.isdecimal():
+        return text.zfill(code.partition(";")[0].count("0"))
+    if shown is _Shown.DURATION:
+        minutes, seconds = divmod(round(abs(number) * 86_400), 60)
+        return f"{'-' * (number < 0)}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    if shown is _Shown.DATE and 0 <= number <= _LAST_DAY:
+        return _date(number, book.epoch)
+    if shown is _Shown.PERCENT:
+        return _decimal(number * 100) + "%"
+    return _decimal(number) if 1e-9 < abs(number) < 1e15 else text
+
+
+def _decimal(number: float) -> str:
+    """The digits that Excel has; files have two more, of what binary numbers cannot say."""
+    return f"{Decimal(f'{number:.15g}'):f}"
+
+
+def _date(days: float, epoch: datetime) -> str:
+    if epoch == _EPOCH and 1 <= days < _MARCH_1900:  # Excel takes 1900 for a leap year
+        days += 1
     moment = epoch + timedelta(seconds=round(days * 86_400))
     if days < 1:
         return moment.strftime("%H:%M:%S")

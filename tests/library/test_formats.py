@@ -322,6 +322,13 @@ def test_end_tags_may_be_left_out(page: str, text: str) -> None:
 
 
 @HTML
+def test_a_few_merged_cells_do_not_fill_millions() -> None:
+    wide = "<td colspan=1000 rowspan=0>a" * 100
+    text = text_within(f"<table><tr>{wide}{'<tr></tr>' * 1000}</table>".encode(), "html")
+    assert text.count("|") < 400_000
+
+
+@HTML
 def test_a_page_of_many_paragraphs_without_end_tags_is_not_too_deep() -> None:
     assert len(text_within(b"<p>word" * 30_000, "html").split()) == 30_000
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Set
+from collections.abc import Callable, Iterator, Set
+from itertools import repeat
 from typing import Any
 
 from bs4 import BeautifulSoup, Tag
@@ -15,6 +16,7 @@ from gemserve.files.plain_text import NotText, declared, decode
 MOST_DEPTH = 20_000  # calls of Python: elements in one another take some of them each
 _LEFT_OUT = ["script", "style", "template", "noscript", "svg", "nav"]
 _MOST_ROWS, _MOST_COLUMNS = 65_534, 1000  # of a merged cell, as the HTML standard says
+_MOST_FILLED = 100_000  # cells of a page: a few characters could ask for millions
 # as what the library reads elements that it would put into the line before
 _READ_AS = {
     **dict.fromkeys(("summary", "details", "header", "footer", "main", "aside", "figure"), "div"),
@@ -79,8 +81,9 @@ def markdown(html: str) -> str:
         each.decompose()
     for each in parsed(list(_READ_AS)):
         each.name = _READ_AS[each.name]
+    empty_cells = repeat(lambda: parsed.new_tag("td"), _MOST_FILLED)
     for each in parsed("table"):
-        _fill_merged(parsed, each)
+        _fill_merged(empty_cells, each)
         _join_sections(each)
     converter = MarkdownConverter(heading_style="atx", strip=["a", "img"], bullets="-")
     text: str = converter.convert_soup(parsed.body or parsed)
@@ -101,8 +104,8 @@ def _join_sections(table: Any) -> None:
                 body.append(row)
 
 
-def _fill_merged(page: Any, table: Any) -> None:
-    """Put an empty cell wherever a cell reaches down from a row above."""
+def _fill_merged(empty_cells: Iterator[Callable[[], Any]], table: Any) -> None:
+    """Put an empty cell wherever a cell reaches down from a row above, while there are any."""
     reach: dict[int, int] = {}  # the row to which the cell of each column reaches
     section = None
     for number, row in enumerate(_rows(table)):
@@ -111,13 +114,14 @@ def _fill_merged(page: Any, table: Any) -> None:
             reach.clear()
         column = 0
         for cell in [*row(["td", "th"], recursive=False), None]:
-            while reach.get(column, 0) > number:
-                empty = page.new_tag("td")
+            while reach.get(column, 0) > number and (new := next(empty_cells, None)):
+                empty = new()
                 row.append(empty) if cell is None else cell.insert_before(empty)
                 column += 1
             if cell is not None:
                 columns = range(column, column + _span(cell, "colspan", _MOST_COLUMNS))
-                reach.update(dict.fromkeys(columns, number + _span(cell, "rowspan", _MOST_ROWS)))
+                watched = columns[: max(0, _MOST_COLUMNS - column)]
+                reach.update(dict.fromkeys(watched, number + _span(cell, "rowspan", _MOST_ROWS)))
                 column = columns.stop
 
 

@@ -189,7 +189,7 @@ def test_five_turns_with_text_beside_the_calls(
     agent: CodingAgent, tokenizer: Any, folder: Path
 ) -> None:
     """Every form in which models say something, call, and go on."""
-    names = [f"room {number}.txt" for number in range(len(FORMS))]
+    names = [f"room_{number}.txt" for number in range(len(FORMS))]
     contents = [f"The code of this room is {4100 + 7 * number}." for number in range(len(FORMS))]
     for name, text in zip(names, contents, strict=True):
         (folder / name).write_text(f"{text}\n", encoding="utf-8")
@@ -279,7 +279,7 @@ def test_a_typed_answer_after_a_call(agent: CodingAgent, tokenizer: Any, folder:
         if not agent.typing:  # the server holds the answer to the schema
             grammar = core.requests[-1].grammar
             assert grammar is not None
-            assert '"degrees"' in grammar.schema
+            assert '"degrees"' in grammar.text
 
 
 @pytest.mark.parametrize("agent", of(AGENTS, "errors"))

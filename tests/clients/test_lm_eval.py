@@ -218,6 +218,7 @@ def test_the_guide(tmp_path: Path) -> None:
         printed = run_example(generated, "sh", url=url, folder=tmp_path, environment=environment)
         assert re.search(r"exact_match *\|↑ *\| *1\|", printed), printed
         counts = parse_metrics(httpx.get(f"{url}/metrics").text)
-        assert 512 < counts["kept_prompt_tokens_total"] < 512 + 256  # and what is always read
+        # whole passages, of 96 tokens at most, as many as fit; and what is always read
+        assert 512 - 96 < counts["kept_prompt_tokens_total"] < 512 + 256
         printed = run_example(chosen, "sh", url=url, folder=tmp_path, environment=environment)
         assert re.search(r"acc *\|↑ *\| *1\|", printed), printed

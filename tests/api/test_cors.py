@@ -62,6 +62,19 @@ async def test_a_preflight_needs_no_key_and_counts_for_nothing(named: Api, origi
     assert (await named.post(CHAT, headers=good)).status_code == 200
 
 
+async def test_a_page_of_a_public_address_may_call_a_server_in_a_private_network(
+    named: Api,
+) -> None:
+    """Chromium asks before it lets https://app.example call http://192.168.0.2."""
+    asked = "Access-Control-Request-Private-Network"
+    answer = asked.replace("Request", "Allow")
+    reply = await named.client.options(CHAT, headers={**preflight(HOME), asked: "true"})
+    assert (reply.status_code, reply.headers[answer]) == (200, "true")
+    assert answer not in (await named.client.options(CHAT, headers=preflight(HOME))).headers
+    reply = await named.client.options(CHAT, headers={**preflight(OTHER), asked: "true"})
+    assert (reply.status_code, reply.headers.get(ALLOW)) == (400, None)
+
+
 @pytest.mark.parametrize(
     "origin", [OTHER, "http://app.example", f"{HOME}:444", f"{HOME}.evil.example", "null", "", "é"]
 )

@@ -139,6 +139,16 @@ async def test_a_field_is_refused_with_a_reason(
 
 
 async def test_a_model_is_shown(api: Api) -> None:
-    for more in ({}, {"verbose": True}, {"verbose": None}):
-        reply = await api.client.post(SHOW, json={"model": "fake", **more})
-        assert reply.status_code == 200, reply.text
+    more: tuple[Json, ...] = (
+        {},
+        {"verbose": True},
+        {"verbose": None},
+        {"options": {}, "system": ""},
+    )
+    for model in ({"model": "fake"}, {"name": "fake"}, {"name": "fake:latest", "model": ""}):
+        for fields in more:
+            reply = await api.client.post(SHOW, json={**model, **fields})
+            assert reply.status_code == 200, reply.text
+    for nothing in ({}, {"model": None}):
+        reply = await api.client.post(SHOW, json=nothing)
+        assert (reply.status_code, reply.json()) == (400, {"error": "model: required"})

@@ -67,6 +67,7 @@ def add_outer_middleware(app: Starlette, config: ServerConfig, counts: Counts) -
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
+            allow_private_network=True,
         )
     hosts = allowed_hosts(config)
     if hosts is not None:

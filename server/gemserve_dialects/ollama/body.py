@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
+from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import Body, FilteringBody, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import MAX_TOOLS, Tool
 from gemserve.api.requests.chat_form import ChatForm, as_chat, plain_message
 from gemserve.api.requests.served_types import TEXT_ONLY
+from gemserve.errors import RequestError
 from gemserve_dialects.ollama.messages import NoImages, OllamaMessage, chat_messages
 from gemserve_dialects.ollama.options import NAMES, Options
 from gemserve_dialects.ollama.values import KeepAlive, because, is_no_time
@@ -123,7 +125,22 @@ class GenerateBody(AnsweredBody):
 
 
 class ShowBody(Body):
-    """`verbose` has no effect."""
+    """`name` is what older clients call `model`. What follows it has no effect."""
 
-    model: ModelName
+    model_config = ConfigDict(
+        json_schema_extra=field_schemas.either({"model": {}}, {"name": {}, "model": None})
+    )
+    model: ModelName | None = None
+    name: ModelName | None = None
     verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: dict[str, Any] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The model's name. Raises `RequestError` if there is none."""
+        name = self.model or self.name
+        if name is None:
+            raise RequestError("model: required", param="model", code="missing_field")
+        return name

@@ -111,8 +111,7 @@ def ollama_routes(
         }
 
     def show(raw: bytes) -> reply_types.ShownModel:
-        body = parse_body(raw, ShowBody)
-        adapter = models.describe_adapter(body.model)
+        adapter = models.describe_adapter(parse_body(raw, ShowBody).shown)
         taken = 0 if adapter is None else adapter.num_positions
         template = builder.tokenizer.chat_template
         return {

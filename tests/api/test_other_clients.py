@@ -57,6 +57,12 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
     "llama.cpp": [USER, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "index": 0}]}],
     "openai": [USER, {"role": "assistant", "content": "17.", "annotations": [], "audio": None,
                       "refusal": None, "function_call": None}],
+    "before tools": [
+        USER,
+        {"role": "assistant", "content": None,
+         "function_call": {"name": "weather", "arguments": "{\"place\": \"Bern\"}"}},
+        {"role": "function", "name": "weather", "content": "Sun."},
+    ],
     "web search": [USER, {"role": "assistant", "content": "17.",
                           "annotations": [{"type": "url_citation", "url_citation": {}}]}],
     "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "No."}],
@@ -112,6 +118,21 @@ async def test_a_refusal_is_the_assistant_s_text(api: Api) -> None:
     both = {"role": "assistant", "content": "17.", "refusal": "No."}
     assert "No." not in await prompt_of(api, [USER, both, USER])
     assert "Hm." not in await prompt_of(api, [*HISTORIES["vLLM"], USER])
+
+
+async def test_calls_and_results_from_before_tools_are_read(api: Api) -> None:
+    history = HISTORIES["before tools"]
+    call = {"id": "call_weather", "function": history[1]["function_call"]}
+    now = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_weather", "content": "Sun."},
+    ]
+    prompt = await prompt_of(api, [*history, USER])
+    assert prompt == await prompt_of(api, [*now, USER])
+    assert "Bern" in prompt
+    reply = await api.post(CHAT, messages=[{**USER, "function_call": call["function"]}])
+    assert reply.json()["error"]["param"] == "messages.0.function_call"
 
 
 async def test_thoughts_are_left_out_and_arguments_may_be_an_object(api: Api) -> None:

@@ -310,6 +310,16 @@ WRITTEN: dict[str, tuple[str, Said]] = {
         "to=functions.stop <|constrain|>json<|message|>{}<|call|>",
         said("", STOP, thinking="Hm."),
     ),
+    "a parameter's end twice": (
+        XML.replace("\n<parameter=n>", "</parameter>\n<parameter=n>"),
+        said("", FOUND),
+    ),
+    "a brace too many": (f"<tool_call>\n{CALL}}}\n</tool_call>\nSo.", said("So.", FIND)),
+    "a brace too many in both": (
+        f"<tool_call>{CALL}}}</tool_call>\n<tool_call>{HALT} }}</tool_call>",
+        said("", FIND, STOP),
+    ),
+    "a brace of the text": (f"<tool_call>{CALL}\n}} So.", said("} So.", FIND)),
     "JSON that is no call": ('{"name": "find"}', said('{"name": "find"}')),
     "JSON with a call in it": (f'{{"calls": [{CALL}]}}', said(f'{{"calls": [{CALL}]}}')),
     "code with a call": (

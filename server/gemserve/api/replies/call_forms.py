@@ -246,12 +246,14 @@ def _parameters(s: TextScanner) -> Steps[dict[str, str] | None]:
     values: dict[str, str] = {}
     while True:
         yield from s.skip_blanks()
-        tag = yield from s.take_any(("<parameter=", "</function>"))
+        tag = yield from s.take_any(("<parameter=", "</function>", "</parameter>"))
+        if tag == "</parameter>" and values:  # again
+            continue
         if tag is None:  # the end may be missing, but only where the call ends
             is_end = (yield from s.peek(1)) == "" or (yield from s.peek(12)) == "</tool_call>"
             return values if is_end else None
-        if tag == "</function>":
-            return values
+        if tag != "<parameter=":
+            return values if tag == "</function>" else None
         key = yield from s.take_until((">",), _LONGEST_HEAD)
         value = None if key is None else (yield from s.take_until(("</parameter>",)))
         if key is None or value is None:
@@ -426,6 +428,8 @@ def read_form(s: TextScanner, functions: Functions, form: CallForm) -> Steps[Ite
     if form.closer:
         end = s.at
         yield from s.skip_blanks()
+        while (yield from s.take("}")):  # one too many
+            yield from s.skip_blanks()
         if not (yield from s.take(form.closer)):
             s.at = end
     if len(items) == 1 and isinstance(items[0], str):

@@ -153,11 +153,12 @@ class ToolCall(Body):
 class Message(Body):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"content": {}, "tool_calls": None},
+            {"content": {}, "tool_calls": None, "function_call": None},
             {"role": {"enum": ["assistant"]}},
         )
     )
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    # "function", and `function_call` below, are what OpenAI had before tools
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     content: Annotated[TextOr[Parts] | None, Field(validate_default=True)] = None
     name: str | None = None
@@ -172,14 +173,12 @@ class Message(Body):
     extra_content: dict[str, Any] | None = None  # Gemini's
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
     audio: None = None
-    function_call: None = None
+    function_call: CalledFunction | None = None
     cache_control: CacheMark = None
 
-    @field_validator("tool_calls")
+    @field_validator("tool_calls", "function_call")
     @classmethod
-    def _check_caller(
-        cls, value: list[ToolCall] | None, info: ValidationInfo
-    ) -> list[ToolCall] | None:
+    def _check_caller(cls, value: Any, info: ValidationInfo) -> Any:
         if value is not None and info.data.get("role") != "assistant":
             raise ValueError("only the assistant's messages have them")
         return value
@@ -211,6 +210,20 @@ class Message(Body):
             message["tool_call_id"] = self.tool_call_id
         return message
 
+    @property
+    def with_tools(self) -> Message:
+        """The message with a call, or as the result of one, in today's form.
+
+        A call and its result have an id with the function's name, which is all that both know.
+        """
+        if self.role == "function":
+            result = {"role": "tool", "tool_call_id": f"call_{self.name}", "name": None}
+            return self.model_copy(update=result)
+        if self.function_call is None or self.tool_calls:
+            return self
+        call = ToolCall(id=f"call_{self.function_call.name}", function=self.function_call)
+        return self.model_copy(update={"tool_calls": [call], "function_call": None})
+
 
 def _is_thought(part: AnyPart) -> bool:
     return isinstance(part, OmittedPart) and part.is_thought
@@ -218,6 +231,7 @@ def _is_thought(part: AnyPart) -> bool:
 
 def _check_last_turn(messages: list[Message]) -> list[Message]:
     """Raise `RequestError` for a part that the user has sent last, and that is not read."""
+    messages = [message.with_tools for message in messages]
     first = first_of_last_turn([message.role for message in messages])
     for index, message in enumerate(messages[first:], first):
         parts = message.content if isinstance(message.content, list) else ()

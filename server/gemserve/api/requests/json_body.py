@@ -134,8 +134,9 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
         return DocumentNotFound(first["input"], param=path or "")
     if first["type"] == "missing":
         return RequestError(f"{path}: required", param=path, code="missing_field")
-    if path is not None and path.split(".")[0] in UNSUPPORTED:
-        return RequestError(f"{path}={shown(first['input'])}: not supported", param=path)
+    if path is not None and (field := path.split(".")[0]) in UNSUPPORTED:
+        instead = "; use tools" if field == "functions" else ""
+        return RequestError(f"{path}={shown(first['input'])}: not supported{instead}", param=path)
     message = re.sub(r" or instance of \w+$", "", first["msg"].removeprefix("Value error, "))
     if path == "prompt" and first["type"] == "string_type":  # what else it may be is not said
         message = _PROMPTS[min(2, len({other["loc"] for other in others}))]

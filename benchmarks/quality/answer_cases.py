@@ -6,6 +6,8 @@ The cases are our own and stand in the folder `answer_cases`, a file for each ki
 - `meaning`, `code`, `tables`, `spoken`: the same with facts for evaluations, which no calibration
   has seen, in prose, code, tables and nine languages. Decoys have the question's words and are
   about other matters; prose has them in half of the cases, the others always;
+- `function_ends`: the last line of a function of Python's library, which is asked for by what its
+  docstring says it does, among other functions;
 - `words`: facts for evaluations that are asked for in their own words; `several`: two of them that
   one question asks for;
 - `real`: the 120 questions of `real_documents.py` about documents of this machine;
@@ -36,6 +38,7 @@ has read before, so that many answers take little time. Their times then say not
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import re
@@ -288,6 +291,37 @@ def code() -> Iterator[Case]:
         yield replace(case, kind="code", filler=filler, joint="\n\n\n")
 
 
+def function_ends() -> Iterator[Case]:
+    every = stdlib_functions()
+    described = [(text, *parts) for text in every if (parts := _described(text))]
+    for index, (text, says, last) in enumerate(Random(1).sample(described, len(described))):
+        others = [other for other in every if other != text]
+        name = f"function {index + 1}"
+        yield Case(
+            kind="function_ends",
+            name=name,
+            labels={},
+            question=f"Here is what a function does: {says} What is its last line?",
+            answers=((last.strip(),),),
+            facts=(text,),
+            gold=(last,),
+            filler=partial(_shuffled, others, name),
+            joint="\n\n\n",
+            max_tokens=EVERYTHING_TOKENS,
+        )
+
+
+def _described(text: str) -> tuple[str, str] | None:
+    """What a function of some length does, and its last line, which it has once."""
+    (node,) = ast.parse(text).body[:1] or [None]
+    if not isinstance(node, ast.FunctionDef) or not 500 <= len(text) <= 2600:
+        return None
+    says = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+    last = text.rstrip().splitlines()[-1]
+    is_telling = 25 < len(says) < 200 and len(last.strip()) > 12 and text.count(last) == 1
+    return (says, last) if is_telling else None
+
+
 def tables() -> Iterator[Case]:
     of_tables = [fact for fact in meaning_facts("evaluation") if fact.kind == "table"]
     for index in range(len(of_tables)):
@@ -511,6 +545,7 @@ KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "words": words,
     "several": several,
     "code": code,
+    "function_ends": function_ends,
     "tables": tables,
     "spoken": spoken,
     "real": real_questions,

@@ -170,6 +170,7 @@ STRUCTURE = TextBreaks(
         starts=np.array([20, 100, 200, 207], dtype=np.uint32),
         line_starts=np.array([14, 0, 28, 200], dtype=np.uint32),
         line_stops=np.array([20, 0, 34, 205], dtype=np.uint32),
+        is_heading=np.array([1, 0, 0, 0], dtype=np.uint32),
     ),
 )
 
@@ -223,6 +224,7 @@ def evidence_of(report: FilterReport) -> Evidence:
         starts=places(inputs.enclosed),
         line_starts=places(inputs.enclosing_starts),
         line_stops=places(inputs.enclosing_stops),
+        is_heading=places(inputs.enclosing_headings),
     )
     return Evidence(
         num_tokens=report.prompt_tokens,

@@ -42,12 +42,14 @@ class EnclosingLines:
 
     A stretch is consecutive lines that the same line encloses. `starts`: the token that each begins
     with, ascending. `line_starts`, `line_stops`: first token of the line that encloses it, and the
-    token behind its last; both 0 if there is none. All [stretches].
+    token behind its last; both 0 if there is none. `is_heading`: that line is one of prose. All
+    [stretches].
     """
 
     starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
     line_starts: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
     line_stops: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
+    is_heading: npt.NDArray[np.uint32] = field(default_factory=_no_tokens)
 
     def around(self, token: int) -> tuple[tuple[int, int], ...]:
         """The half-open ranges of the lines that enclose this token's line, the nearest first.

@@ -19,11 +19,12 @@ class SelectionInputs:
 
     `protected`: start, stop and `Priority` of each protected range. `paragraphs`, `sentences`,
     `lines`, `with_line_end`: the positions of `TextBreaks`, as base64 of little-endian uint32
-    numbers. `enclosed`, `enclosing_starts`, `enclosing_stops`: so the `starts`, `line_starts` and
-    `line_stops` of `EnclosingLines`. `words`: so the places of each of the question's words, if
-    passages rank by them. `between`, `line_end`: how many tokens a blank line and a line's end have
-    that are added between two passages that are not neighbours. `limit`: the
-    most tokens that are kept if `coverage` is below `coverage_bound` and `fallback` is true.
+    numbers. `enclosed`, `enclosing_starts`, `enclosing_stops`, `enclosing_headings`: so the
+    `starts`, `line_starts`, `line_stops` and `is_heading` of `EnclosingLines`. `words`: so the
+    places of each of the question's words, if passages rank by them. `between`, `line_end`: how
+    many tokens a blank line and a line's end have that are added between two passages that are not
+    neighbours. `limit`: the most tokens that are kept if `coverage` is below `coverage_bound` and
+    `fallback` is true.
     """
 
     protected: tuple[tuple[int, int, int], ...]
@@ -34,6 +35,7 @@ class SelectionInputs:
     enclosed: str
     enclosing_starts: str
     enclosing_stops: str
+    enclosing_headings: str
     words: tuple[str, ...]
     between: int
     line_end: int

@@ -386,6 +386,7 @@ def _inputs(evidence: PromptEvidence, budget: Budget, params: FilterParams) -> S
         enclosed=_positions(breaks.enclosing.starts),
         enclosing_starts=_positions(breaks.enclosing.line_starts),
         enclosing_stops=_positions(breaks.enclosing.line_stops),
+        enclosing_headings=_positions(breaks.enclosing.is_heading),
         words=tuple(map(_positions, evidence.words)),
         between=len(separators.blank_line),
         line_end=len(separators.line_end),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gemserve.contract.prompt_parts import NO_BREAKS, TextBreaks, TokenArray
 from gemserve.filtering.kept_ranges import KeptRanges
+from gemserve.filtering.whole_blocks import block_around
 
 _SATURATION = 1.5  # k1
 _BY_LENGTH = 0.75  # b
@@ -93,12 +94,13 @@ class RankedPassages:
         """Add the best passages to what is kept, while it has `most` tokens at most.
 
         Each has the indentation of its first line, not that of the line behind it, and comes with
-        the lines that enclose its beginning, if they fit, too. The rest of the room stays empty
-        after `_SKIPPED` passages that did not fit. `enough`: so many tokens are. Returns the added
+        the lines that enclose its beginning, if they fit, too; the best one of code with its whole
+        block, if that takes half of the room at most. The rest of the room stays empty after
+        `_SKIPPED` passages that did not fit. `enough`: so many tokens are. Returns the added
         passages, the best first.
         """
         added: list[tuple[int, int]] = []
-        skipped, chosen = 0, 0
+        skipped, chosen, half = 0, 0, (most - kept.size) // 2
         for index in self.order.tolist():
             start, stop = int(self.starts[index]), int(self.stops[index])
             start -= breaks.is_with_line_end(start - 1)
@@ -107,6 +109,8 @@ class RankedPassages:
                 added.append((start, stop))
                 chosen += int(self.num_free[index])
                 kept.add_within(most, breaks.enclosing.around(start))
+                if len(added) == 1 and (block := block_around(start, breaks, half)):
+                    kept.add_within(most, [block])
             else:
                 skipped += 1
             if kept.size >= most or skipped > _SKIPPED or (enough is not None and chosen >= enough):

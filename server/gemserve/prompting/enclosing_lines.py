@@ -43,6 +43,7 @@ def find_enclosing(lines: Lines, edges: IntArray, stops: IntArray) -> EnclosingL
         starts=starts.astype(np.uint32),
         line_starts=np.where(nearest < 0, 0, edges[at]).astype(np.uint32),
         line_stops=np.where(nearest < 0, 0, stops[at]).astype(np.uint32),
+        is_heading=((nearest >= 0) & (levels[at] > 0)).astype(np.uint32),
     )
 
 

@@ -307,7 +307,6 @@ def function_ends() -> Iterator[Case]:
             gold=(last,),
             filler=partial(_shuffled, others, name),
             joint="\n\n\n",
-            max_tokens=EVERYTHING_TOKENS,
         )
 
 

@@ -25,7 +25,7 @@ LIMITED = {
     "/v1/chat/completions": {
         *("messages", "max_tokens", "max_completion_tokens", "min_tokens", "logit_bias"),
         *("stop_token_ids", "filter", "response_format", "tools", "tool_choice", "top_logprobs"),
-        *GUIDED,
+        *(*GUIDED, "continue_final_message"),
     },
     "/v1/responses": {
         *("input", "max_output_tokens", "min_tokens", "logit_bias", "stop_token_ids", "filter"),
@@ -41,7 +41,10 @@ LIMITED = {
     },
     "/api/chat": {"messages", "options", "filter", "format", "tools"},
     "/api/generate": {"prompt", "options", "filter", "format"},
-    "/v1/filter": {"prompt", "messages", "filter", "tools"},
+    "/v1/filter": {
+        *("prompt", "messages", "filter", "tools", "continue_final_message"),
+        "add_generation_prompt",
+    },
     **{
         path: {"query", "documents", "truncate_prompt_tokens"}
         for path in ("/v1/rerank", "/rerank", "/v2/rerank")
@@ -57,7 +60,7 @@ LIMITED = {
     "/v1/documents/text": {"file"},
     "/v1/libraries": {"name"},  # there may be one of this name
     "/v1/libraries/{library}/files": {"file", "path"},
-    "/tokenize": {"tools", "messages"},
+    "/tokenize": {"tools", "messages", "continue_final_message", "add_generation_prompt"},
     "/detokenize": {"tokens"},
     "/v1/adapters": {"path"},
 }

@@ -106,3 +106,10 @@ def test_keys_are_not_compared_and_few_are_remembered() -> None:
         difference(str(number).encode(), FIRST)
     assert difference(b"bob", FIRST) is None, "it was forgotten"
     assert len(earlier._ends) <= 40_000
+
+
+@pytest.mark.parametrize("tools", [TOOLS, TOOLS[::-1]])
+def test_the_other_order_of_tools_is_new_whichever_came_first(tools: list[Json]) -> None:
+    earlier = EarlierPrompts()
+    for given, name in ((tools, None), (tools[::-1], "tools_order"), (tools, None)):
+        assert earlier.difference(b"", digests_of(TALK, given, PARAMS, None, None)) == name

@@ -20,8 +20,6 @@ from gemserve.files.plain_text import NotText, declared, decode
 
 MOST_BYTES = 1 << 28  # of a file, and of what a packed one unpacks to
 _PACKED, _PACKED_SUFFIX = b"\x1f\x8b", ".gz"
-
-
 _OF_ANY_ENCODING = ("text", "csv", "html")
 
 

@@ -229,9 +229,12 @@ def _is_thought(part: AnyPart) -> bool:
     return isinstance(part, OmittedPart) and part.is_thought
 
 
+def _with_tools(messages: list[Message]) -> list[Message]:
+    return [message.with_tools for message in messages]
+
+
 def _check_last_turn(messages: list[Message]) -> list[Message]:
     """Raise `RequestError` for a part that the user has sent last, and that is not read."""
-    messages = [message.with_tools for message in messages]
     first = first_of_last_turn([message.role for message in messages])
     for index, message in enumerate(messages[first:], first):
         parts = message.content if isinstance(message.content, list) else ()
@@ -254,7 +257,10 @@ def _not_read(kind: str, path: str) -> RequestError:
 
 
 Messages = Annotated[
-    list[Message], Field(min_length=1, fail_fast=True), AfterValidator(_check_last_turn)
+    list[Message],
+    Field(min_length=1, fail_fast=True),
+    AfterValidator(_with_tools),
+    AfterValidator(_check_last_turn),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_json
@@ -42,12 +42,12 @@ def digests_of(
     after_tools = ((f"message {i}", messages[i]) for i in range(num_first, len(messages)))
     parts = list(_chained(before_tools, b""))
     _, before = parts[-1]
-    any_order = sorted(map(_digest, tools))
-    parts += _chained((("tools", tools), *after_tools), before)
-    return PartDigests(tuple(parts), _digest([tool.hex() for tool in any_order], before))
+    each = [_digest(tool).hex() for tool in tools]
+    parts += _chained((("tools", each), *after_tools), before)
+    return PartDigests(tuple(parts), _digest(["in any order", *sorted(each)], before))
 
 
-def _chained(parts: Iterator[tuple[str, object]] | Sequence[Any], before: bytes) -> Iterator[Any]:
+def _chained(parts: Iterable[tuple[str, object]], before: bytes) -> Iterator[tuple[str, bytes]]:
     for name, value in parts:
         before = _digest(value, before)
         yield name, before

@@ -16,6 +16,7 @@ from typing import Any
 
 from gemserve.errors import ModelError, shown
 
+_LENGTH = struct.Struct("<Q")  # of a string
 # value types of fixed width, as letters of `struct`
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -148,9 +149,6 @@ def _tensor(path: Path, row: tuple[str, tuple[int, ...], int, int], base: int) -
     return GgufTensor(
         name=name, shape=shape, type_id=type_id, start=base + offset, num_bytes=num_bytes
     )
-
-
-_LENGTH = struct.Struct("<Q")
 
 
 class _Cursor:

@@ -107,17 +107,14 @@ static void put_block(const FileBlock &block, int o, int b, uint8_t *data, uint8
 template <int64_t F>
 static void take_numbers(const uint8_t *data, const Scales<F> &scales, int h, float *out) {
     constexpr Format f = FORMATS[F];
-    for (int j = 0; j < 4; j++) {
-        uvec pair[2];
-        unpack<F>(data, j, h, pair[0], pair[1]);
-        for (int half = 0; half < 2; half++) {
-            const vec scale = half ? scales.second : scales.first;
-            for (int i = 0; i < 4; i++) {
-                const ivec q = (ivec)((pair[half] >> (8 * i)) & 0xffu) - f.offset;
-                vec number = scale * __builtin_convertvector(q, vec);
-                if (f.has_minima) number = number - scales.minima;
-                store(out + (16 * half + 4 * j + i) * TILE + LANES * h, number);
-            }
+    for (int quad = 0; quad < QUADS; quad++) {
+        const uvec bytes = unpack<F>(data, quad, h);
+        const vec scale = quad < QUADS / 2 ? scales.first : scales.second;
+        for (int i = 0; i < 4; i++) {
+            const ivec q = (ivec)((bytes >> (8 * i)) & 0xffu) - f.offset;
+            vec number = scale * __builtin_convertvector(q, vec);
+            if (f.has_minima) number = number - scales.minima;
+            store(out + (4 * quad + i) * TILE + LANES * h, number);
         }
     }
 }
@@ -234,6 +231,17 @@ extern "C" const char *gemserve_block_rows(const BlockMatrix *matrix, const int6
     return reason();
 }
 
+// Sums of a tile's outputs and their biases: `out` [count], float32 or bfloat16.
+template <typename T>
+static void put_sums(const float *sums, const float *bias, int64_t count, T *out) {
+    if (count == TILE) {
+#pragma GCC ivdep
+        for (int o = 0; o < TILE; o++) store_kv(out + o, sums[o] + bias[o]);
+    } else {
+        for (int64_t o = 0; o < count; o++) store_kv(out + o, sums[o] + bias[o]);
+    }
+}
+
 // Products of rows [rows, ins] with all outputs: `out` [rows, outs], float32 or bfloat16.
 extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const void *x,
                                                int64_t rows, const float *bias, int64_t is_half,
@@ -242,6 +250,7 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
     ByteRows given;
     given.make_room(rows, m.ins);
     const int64_t tiles = (m.outs + TILE - 1) / TILE;
+    const float nothing[TILE] = {};
     Team team;
 #pragma omp parallel num_threads(threads)
     {
@@ -263,15 +272,15 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
                     tile_products<format>(m, tile, given, rows, room.data(), TILE);
                     const int64_t first = tile * TILE;
                     const int64_t count = std::min<int64_t>(TILE, m.outs - first);
-                    for (int64_t r = 0; r < rows; r++)
-                        for (int64_t o = 0; o < count; o++) {
-                            const int64_t at = r * m.outs + first + o;
-                            const float sum = room[r * TILE + o] + (bias ? bias[first + o] : 0.0f);
-                            if (is_half)
-                                store_kv(static_cast<uint16_t *>(out) + at, sum);
-                            else
-                                static_cast<float *>(out)[at] = sum;
-                        }
+                    const float *some = bias ? bias + first : nothing;
+                    for (int64_t r = 0; r < rows; r++) {
+                        const float *sums = &room[r * TILE];
+                        const int64_t at = r * m.outs + first;
+                        if (is_half)
+                            put_sums(sums, some, count, static_cast<uint16_t *>(out) + at);
+                        else
+                            put_sums(sums, some, count, static_cast<float *>(out) + at);
+                    }
                 }
             });
         }

@@ -75,30 +75,20 @@ template <int64_t F> static inline void prefetch_vectors(const uint8_t *data, in
         __builtin_prefetch(data + ahead + 64 * vector, 0, 2);
 }
 
-// The quad `j`, from 0 to 3, and the quad `j` + 4 of a block: of the outputs of part `h` of a tile.
+// A quad of a block: of the outputs of part `h` of a tile.
 template <int64_t F>
-static inline void unpack(const uint8_t *data, int j, int h, uvec &low, uvec &high) {
+[[gnu::always_inline]] static inline uvec unpack(const uint8_t *data, int quad, int h) {
     constexpr Format f = FORMATS[F];
     const auto at = [&](int64_t vector) {
         uvec found;
         std::memcpy(&found, data + 64 * vector + 4 * LANES * h, sizeof found);
         return found;
     };
-    if constexpr (f.bits == 8) {
-        low = at(j), high = at(j + 4);
-        return;
-    }
-    const uvec both = at(j);
-    low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
-    if constexpr (f.bits == 5) {
-        const uvec fifth = at(4);
-        low |= ((fifth >> j) & 0x01010101u) << 4;
-        high |= ((fifth >> (j + 4)) & 0x01010101u) << 4;
-    }
-    if constexpr (f.bits == 6) {
-        low |= ((at(4) >> (2 * j)) & 0x03030303u) << 4;
-        high |= ((at(5) >> (2 * j)) & 0x03030303u) << 4;
-    }
+    if constexpr (f.bits == 8) return at(quad);
+    uvec q = (quad < 4 ? at(quad) : at(quad - 4) >> 4) & 0x0f0f0f0fu;
+    if constexpr (f.bits == 5) q |= ((at(4) >> quad) & 0x01010101u) << 4;
+    if constexpr (f.bits == 6) q |= ((at(4 + quad / 4) >> (2 * (quad % 4))) & 0x03030303u) << 4;
+    return q;
 }
 
 // The scales and minima of one tile's blocks, in the order of the inputs.
@@ -179,85 +169,164 @@ struct ByteRows {
     }
 };
 
-// Adds to each output the products of its four bytes of `q` with four signed bytes of a row.
-template <int BITS> static inline ivec add_products(ivec sums, uvec q, int32_t four) {
+// Sums of each output's bytes, which are below 2^BITS, times a row's. `start` with what is added to
+// them, `add` quads, of which `n` were added before, and take `total`. GROUP: quads that are best
+// added for one row before the next row.
 #if defined(__AVX512VNNI__)
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)q, _mm512_set1_epi32(four));
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-    const auto some = [&](uvec few) {  // few: below 128, so that no sum of two is too large
-#if defined(__AVX512BW__)
-        const __m512i pairs = _mm512_maddubs_epi16((__m512i)few, _mm512_set1_epi32(four));
-        return (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#else
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)few, _mm256_set1_epi32(four));
-        return (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#endif
-    };
-    if constexpr (BITS < 8) return sums + some(q);
-    return sums + some(q & 0x0f0f0f0fu) + (some((q >> 4) & 0x0f0f0f0fu) << 4);
-#else
-    for (int i = 0; i < 4; i++)
-        sums += (ivec)((q >> (8 * i)) & 0xffu) * int32_t(int8_t(uint32_t(four) >> (8 * i)));
-    return sums;
-#endif
-}
+template <int BITS> struct QuadSums {
+    static constexpr int OFFSET = 0, GROUP = 1;
+    ivec sums;
 
-// R rows from `row` on times one part of a tile: `out` [R, step].
+    void start(int32_t given) { sums = ivec{} + given; }
+    void add(int, uvec q, int32_t four) {
+        sums = (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)q, _mm512_set1_epi32(four));
+    }
+    ivec total(int32_t) const { return sums; }
+};
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+typedef int8_t bvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int16_t pvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+// The processor adds two products in 16 bits, of a byte without and one with a sign. Of such sums as
+// many are added as cannot be too large (2 · 127 · 15 · 8 is below 2^15), and then widened. From 8
+// bits OFFSET is taken, and their signs are given to the row's bytes.
+template <int BITS> struct QuadSums {
+    static constexpr int OFFSET = BITS == 8 ? 128 : 0, GROUP = BITS == 6 ? 2 : 1;
+    static constexpr int TOGETHER = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    ivec sums;
+    pvec pairs;
+
+    void start(int32_t) {}
+    void add(int n, uvec q, int32_t four) {
+        bvec given = (bvec)(uvec{} + uint32_t(four));
+        if constexpr (BITS == 8) {
+            const bvec number = (bvec)(q ^ 0x80808080u);
+            given = with_sign(given, number), q = (uvec)(number < 0 ? -number : number);
+        }
+        const pvec two = products((bvec)q, given);
+        pairs = n % TOGETHER == 0 ? two : pairs + two;
+        asm("" : "+v"(pairs));  // else GCC forms all products first, and has no registers for them
+        if (n % TOGETHER < TOGETHER - 1) return;
+        sums = n < TOGETHER ? widened(pairs) : sums + widened(pairs);
+    }
+    ivec total(int32_t given) const { return sums + given; }
+
+  private:
+#if defined(__AVX512BW__)
+    static pvec products(bvec a, bvec b) {
+        return (pvec)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+    }
+    static ivec widened(pvec a) {
+        return (ivec)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi16(1));
+    }
+    static bvec with_sign(bvec a, bvec sign) { return sign < 0 ? -a : a; }
+#else
+    static pvec products(bvec a, bvec b) {
+        return (pvec)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+    }
+    static ivec widened(pvec a) {
+        return (ivec)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi16(1));
+    }
+    static bvec with_sign(bvec a, bvec sign) {
+        return (bvec)_mm256_sign_epi8((__m256i)a, (__m256i)sign);
+    }
+#endif
+};
+#else
+template <int BITS> struct QuadSums {
+    static constexpr int OFFSET = 0, GROUP = 1;
+    ivec sums;
+
+    void start(int32_t given) { sums = ivec{} + given; }
+    void add(int, uvec q, int32_t four) {
+        for (int i = 0; i < 4; i++)
+            sums += (ivec)((q >> (8 * i)) & 0xffu) * int32_t(int8_t(uint32_t(four) >> (8 * i)));
+    }
+    ivec total(int32_t) const { return sums; }
+};
+#endif
+
+// R rows from `row` on times a tile: `out` [R, step].
 template <int64_t F, int R>
-static void block_products(const BlockMatrix &m, int64_t tile, int h, const ByteRows &x,
-                           int64_t row, float *out, int64_t step) {
+static void block_products(const BlockMatrix &m, int64_t tile, const ByteRows &x, int64_t row,
+                           float *out, int64_t step) {
+    using Sums = QuadSums<FORMATS[F].bits>;
     constexpr Format f = FORMATS[F];
+    constexpr int P = PARTS_OF_TILE, GROUP = Sums::GROUP;
+    constexpr int CHAIN = f.scales == 2 ? QUADS / 2 : QUADS;  // quads that have the same scale
     const int64_t blocks = m.ins / BLOCK_INPUTS;
     const uint8_t *data = m.data + tile * blocks * f.data_bytes();
-    Scales<F> scales(m.scales + tile * (blocks / f.together) * f.scale_bytes(), h);
+    const uint8_t *at = m.scales + tile * (blocks / f.together) * f.scale_bytes();
+    Scales<F> scales[P];
+    for (int h = 0; h < P; h++) scales[h] = Scales<F>(at, h);
     const int8_t *numbers = &x.numbers[row * m.ins];
     const float *factors = &x.scales[row * blocks], *shares = &x.shares[row * blocks];
     const int32_t *halves = &x.sums[2 * row * blocks];
-    vec sums[R] = {};
-    // one chain of sums is enough for several rows, and leaves registers to them
-    constexpr bool HAS_TWO = R <= 2 || f.scales == 2;
+    const auto of_offset = [&](int64_t r, int64_t b, int chain) {  // what the offset adds
+        const int32_t *both = halves + 2 * (r * blocks + b);
+        return (Sums::OFFSET - f.offset) * (f.scales == 2 ? both[chain] : both[0] + both[1]);
+    };
+    vec sums[R][P] = {};
     for (int64_t b = 0; b < blocks; b++, data += f.data_bytes(), numbers += BLOCK_INPUTS) {
-        ivec low[R], high[HAS_TWO ? R : 1];
+        vec products[R][P];
+#pragma GCC unroll 2
+        for (int chain = 0; chain < QUADS / CHAIN; chain++) {
+            Sums wholes[R][P];
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const int32_t *both = halves + 2 * (r * blocks + b);
-            low[r] = ivec{} - f.offset * (HAS_TWO ? both[0] : both[0] + both[1]);
-            if constexpr (HAS_TWO) high[r] = ivec{} - f.offset * both[1];
-        }
+            for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            if (R > 1 && h == 0) prefetch_vectors<F>(data, j);
-            uvec q_low, q_high;
-            unpack<F>(data, j, h, q_low, q_high);
+                for (int h = 0; h < P; h++) wholes[r][h].start(of_offset(r, b, chain));
+#pragma GCC unroll 8
+            for (int n = 0; n < CHAIN; n += GROUP) {
+                uvec q[GROUP][P];
+#pragma GCC unroll 4
+                for (int g = 0; g < GROUP; g++) {
+                    const int quad = chain * CHAIN + n + g;
+                    if (R > 1 && quad < 4) prefetch_vectors<F>(data, quad);
+#pragma GCC unroll 4
+                    for (int h = 0; h < P; h++) q[g][h] = unpack<F>(data, quad, h);
+                }
 #pragma GCC unroll 16
-            for (int r = 0; r < R; r++) {
-                int32_t four[2];
-                std::memcpy(&four[0], numbers + r * m.ins + 4 * j, 4);
-                std::memcpy(&four[1], numbers + r * m.ins + 16 + 4 * j, 4);
-                low[r] = add_products<f.bits>(low[r], q_low, four[0]);
-                ivec &second = HAS_TWO ? high[r] : low[r];
-                second = add_products<f.bits>(second, q_high, four[1]);
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                    for (int h = 0; h < P; h++)
+#pragma GCC unroll 4
+                        for (int g = 0; g < GROUP; g++) {
+                            int32_t four;
+                            const int quad = chain * CHAIN + n + g;
+                            std::memcpy(&four, numbers + r * m.ins + 4 * quad, 4);
+                            wholes[r][h].add(n + g, q[g][h], four);
+                        }
             }
+            if (chain == 0)
+#pragma GCC unroll 4
+                for (int h = 0; h < P; h++) scales[h].next();
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                for (int h = 0; h < P; h++) {
+                    const ivec total = wholes[r][h].total(of_offset(r, b, chain));
+                    const vec whole = __builtin_convertvector(total, vec);
+                    products[r][h] = f.scales != 2 ? whole
+                                     : chain == 0  ? whole * scales[h].first
+                                                   : fused(whole, scales[h].second, products[r][h]);
+                }
         }
-        scales.next();
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const vec factor = all(factors[r * blocks + b]);
-            if constexpr (f.scales == 2) {
-                const vec one = __builtin_convertvector(low[r], vec) * scales.first;
-                const vec both = fused(__builtin_convertvector(high[r], vec), scales.second, one);
-                sums[r] = fused(both, factor, sums[r]);
-            } else {
-                if constexpr (HAS_TWO) low[r] += high[r];
-                const vec both = __builtin_convertvector(low[r], vec);
-                sums[r] = fused(both, scales.first * factor, sums[r]);
+            const vec factor = all(factors[r * blocks + b]), share = all(shares[r * blocks + b]);
+#pragma GCC unroll 4
+            for (int h = 0; h < P; h++) {
+                vec &sum = sums[r][h];
+                sum = fused(products[r][h], f.scales == 2 ? factor : scales[h].first * factor, sum);
+                if constexpr (f.has_minima) sum = fused(-scales[h].minima, share, sum);
             }
-            if constexpr (f.has_minima)
-                sums[r] = fused(-scales.minima, all(shares[r * blocks + b]), sums[r]);
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) store(out + r * step + LANES * h, sums[r]);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int h = 0; h < P; h++) store(out + r * step + LANES * h, sums[r][h]);
 }
 
 // All rows times a tile: `out` [rows, step].
@@ -266,8 +335,7 @@ static void tile_products(const BlockMatrix &m, int64_t tile, const ByteRows &x,
                           float *out, int64_t step, int64_t row = 0) {
     // twice 8 rows take less time than 12 and 4
     for (; rows - row >= R && (R != 12 || rows - row != 16); row += R)
-        for (int h = 0; h < PARTS_OF_TILE; h++)
-            block_products<F, R>(m, tile, h, x, row, out + row * step, step);
+        block_products<F, R>(m, tile, x, row, out + row * step, step);
     if constexpr (R > 1)
         if (row < rows)
             tile_products<F, R == 12 ? 8 : R == 8 ? 6 : R == 6 ? 4 : R - 1>(m, tile, x, rows, out,

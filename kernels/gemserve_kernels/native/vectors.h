@@ -161,6 +161,11 @@ static inline void store_bytes(int8_t *to, vec whole) {
 #if defined(__AVX512F__)
     const __m512i numbers = _mm512_cvtps_epi32((__m512)whole);
     _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtepi32_epi8(numbers));
+#elif defined(__AVX2__)
+    const __m256i numbers = _mm256_cvtps_epi32((__m256)whole);
+    const __m128i low = _mm256_castsi256_si128(numbers), high = _mm256_extracti128_si256(numbers, 1);
+    const __m128i words = _mm_packs_epi32(low, high);
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(to), _mm_packs_epi16(words, words));
 #else
     for (int i = 0; i < LANES; i++) to[i] = int8_t(whole[i]);
 #endif
@@ -170,9 +175,14 @@ static inline float most_of(vec value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)value);
 #else
-    float most = value[0];
-    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
-    return most;
+    quad most = __builtin_shufflevector(value, value, 0, 1, 2, 3);
+#if defined(__AVX2__)
+    const quad other = __builtin_shufflevector(value, value, 4, 5, 6, 7);
+    most = other > most ? other : most;
+#endif
+    const float one = most[0] > most[1] ? most[0] : most[1];
+    const float two = most[2] > most[3] ? most[2] : most[3];
+    return one > two ? one : two;
 #endif
 }
 

@@ -74,16 +74,20 @@ MaxSeconds = Annotated[
 NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 FEW = Field(max_length=128, fail_fast=True)  # of a list that is only checked
+S = TypeVar("S")
 T = TypeVar("T")
-# A value that is no text is checked as T only, so that errors do not mention texts.
-TextOr = Annotated[
-    Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
+# Tags of unions are no names of fields, so that paths in errors leave them out.
+_A_TEXT, NO_TEXT = "a text", "no text"
+# A text is checked as S only, and another value as T only, so that errors are about its members.
+SomeTextOr = Annotated[
+    Annotated[S, Tag(_A_TEXT)] | Annotated[T, Tag(NO_TEXT)],
+    Discriminator(lambda value: _A_TEXT if isinstance(value, str) else NO_TEXT),
 ]
+TextOr = SomeTextOr[str, T]
 
-LibraryNames = (
-    LibraryName | Annotated[list[LibraryName], Field(min_length=1, max_length=16, fail_fast=True)]
-)
+LibraryNames = SomeTextOr[
+    LibraryName, Annotated[list[LibraryName], Field(min_length=1, max_length=16, fail_fast=True)]
+]
 
 
 class Body(BaseModel):
@@ -325,7 +329,7 @@ class SamplingBody(FilteringBody):
     ) = None
     seed: Seed | None = None
     stop: Annotated[
-        str | Annotated[list[str], Field(fail_fast=True)] | None,
+        TextOr[Annotated[list[str], Field(fail_fast=True)]] | None,
         WithJsonSchema(field_schemas.stops(MAX_STOPS, MAX_STOP_CHARS)),
     ] = None
     ignore_eos: bool | None = False

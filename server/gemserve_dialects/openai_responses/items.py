@@ -19,6 +19,7 @@ from gemserve.api.requests.omitted_parts import (
     first_of_last_turn,
     or_omitted,
 )
+from gemserve.api.requests.paired_calls import paired
 from gemserve.api.requests.served_types import (
     TEXT_ONLY,
     HistoryItem,
@@ -256,8 +257,8 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
         elif isinstance(item, ToolSearchOutput):
             names = [tool.flat_name for tool in flattened(item.tools, "")]
             text = f"You can call {', '.join(names)}." if names else "No tool was found."
-            messages.append(_result(item.call_id or "", text))
-    return messages
+            messages.append(_result(item.call_id, text))
+    return paired(messages)
 
 
 def _check_last_turn(items: Sequence[Item]) -> None:
@@ -293,20 +294,17 @@ def further_tools(items: Sequence[Item]) -> Iterator[tuple[str, Sequence[ServedT
 
 def chat_call(call: FunctionCall | CustomToolCall | ToolSearchCall) -> ToolCall:
     """The call as a chat has it, with the name and the arguments that the prompt knows."""
+    arguments: str | dict[str, Any]
     if isinstance(call, ToolSearchCall):
         name, arguments = SEARCH_NAME, json.dumps(call.arguments, ensure_ascii=False)
     else:
         name = flat_name(call.name, call.namespace)
-        arguments = (
-            call.arguments
-            if isinstance(call, FunctionCall)
-            else json.dumps({"input": call.input}, ensure_ascii=False)
-        )
+        arguments = call.arguments if isinstance(call, FunctionCall) else {"input": call.input}
     function = CalledFunction.model_construct(name=name, arguments=arguments)
-    return ToolCall.model_construct(id=call.call_id or "", type="function", function=function)
+    return ToolCall.model_construct(id=call.call_id, type="function", function=function)
 
 
-def _result(call_id: str, text: str) -> Message:
+def _result(call_id: str | None, text: str) -> Message:
     return Message.model_construct(role="tool", content=text, tool_call_id=call_id)
 
 

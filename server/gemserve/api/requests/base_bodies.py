@@ -289,19 +289,25 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
+    """`schema` is llama.cpp's, for the object."""
+
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"type": {"enum": ["text", "json_object"]}, "json_schema": None},
-            {"type": {"enum": ["json_schema"]}, "json_schema": {}},
+            {"type": {"enum": ["text"]}, "json_schema": None, "schema": None},
+            {"type": {"enum": ["json_object"]}, "json_schema": None},
+            {"type": {"enum": ["json_schema"]}, "json_schema": {}, "schema": None},
         )
     )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ValueError("needs json_schema exactly if its type is json_schema")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("has schema only if its type is json_object")
         return self
 
 

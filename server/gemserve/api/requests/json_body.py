@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -26,8 +26,14 @@ UNSUPPORTED = (
     "functions",
     "web_search_options",
 )
-# what other servers' fields for prompts that a small model reads first are called here
-_HERE = {"specprefill": "filter.reader", "specprefill_keep_pct": "filter.keep, a share or a count"}
+# what other servers' fields are called here
+_HERE = {
+    "specprefill": "filter.reader",  # these two are for prompts that a small model reads first
+    "specprefill_keep_pct": "filter.keep, a share or a count",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "max_new_tokens": "max_tokens",
+    "reasoning": "reasoning_effort",
+}
 _MAX_PATH_CHARS = 200
 # of an endpoint that takes texts only, token ids too, and lists of both
 _PROMPTS = (
@@ -88,7 +94,7 @@ def validate_body(
     """Parsed JSON as its type. Raises `RequestError`."""
     for name in content:  # checked first: validation would collect an error for every field
         if name not in body_type.model_fields:
-            raise _unknown_field(name)
+            raise _unknown_field(name, body_type.model_fields)
     _check_counts(content)
     try:
         return body_type.model_validate(content, context=finder)
@@ -172,9 +178,10 @@ def _wrong_type(path: str | None, error: ErrorDetails) -> RequestError:
     return RequestError(f"{field}={shown(given)}: {error['msg']}", param=field)
 
 
-def _unknown_field(name: str) -> RequestError:
-    name = name[:_MAX_PATH_CHARS]
-    here = f"; here it is {_HERE[name]}" if name in _HERE else ""
+def _unknown_field(name: str, known: Collection[str] = ()) -> RequestError:
+    name, instead = name[:_MAX_PATH_CHARS], _HERE.get(name)
+    is_here = instead is not None and re.split("[.,]", instead)[0] in known
+    here = f"; here it is {instead}" if is_here else ""
     return RequestError(f"{name}: unknown field{here}", param=name, code="unknown_field")
 
 

@@ -173,10 +173,11 @@ def test_a_call_without_arguments(text: str, seed: int) -> None:
 
 def test_a_name_alone_is_no_call_where_it_may_be_an_answer() -> None:
     text = '{"name": "find"}'
-    needs = {"find": {"type": "object", "required": ["what"]}}
-    assert read(reader(parameters=needs), text, 7) == (text, [])
+    takes = {"find": {"type": "object", "properties": {"what": {"type": "string"}}}}
+    assert read(reader(parameters=takes), text, 7) == (text, [])
     assert read(reader(is_held=True), text, 7) == (text, [])
-    assert read(reader(parameters=needs), tagged(text), 7) == ("", [("find", "{}")])
+    for marked in (tagged(text), '{"name": "find", "arguments": null}'):
+        assert read(reader(parameters=takes), marked, 7) == ("", [("find", "{}")])
 
 
 @pytest.mark.parametrize("seed", [1, 7, 200])

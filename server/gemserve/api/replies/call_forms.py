@@ -60,7 +60,7 @@ class Functions:
     def called(self, value: object, *, is_marked: bool) -> Call | None:
         """The call that a JSON value is. `is_marked`: behind a marker, where less will do.
 
-        Without one, arguments are left out only of a function that requires none.
+        Without one, only a function that takes no arguments is called by its name alone.
         """
         outer: dict[str, Any] = value if isinstance(value, dict) else {}
         inner = outer.get("function")
@@ -69,14 +69,14 @@ class Functions:
         if rest - set(_ARGUMENTS) or len(rest) > 1 or not isinstance(value.get("name"), str):
             return None
         name, arguments = value["name"], next((value[key] for key in rest), None)
-        if arguments is None and (is_marked or self._requires_none(name)):
+        if arguments is None and (is_marked or self._may_be_empty(name, is_null=bool(rest))):
             arguments = {}
         return self.call(name, arguments)
 
-    def _requires_none(self, name: str) -> bool:
-        """May the name alone be a call? Not where another JSON object may be the answer."""
+    def _may_be_empty(self, name: str, *, is_null: bool) -> bool:
+        """Is JSON without arguments a call? Not where another object may be the answer."""
         schema = (self.rules.parameters or {}).get(name, {})
-        return not self.rules.is_held and not schema.get("required")
+        return not self.rules.is_held and (is_null or not schema.get("properties"))
 
     def typed(self, name: str, values: Mapping[str, str]) -> Call | None:
         """A call whose arguments are written as texts: the function says which of them are."""

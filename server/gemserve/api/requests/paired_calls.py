@@ -7,6 +7,7 @@ that has no result yet.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,39 +27,39 @@ class _Pairing:
     def __init__(self, given_ids: Iterable[str | None]) -> None:
         self._given = frozenset(given_ids)
         self._num_calls = 0
-        self._open: list[ToolCall] = []  # have no result
-        self._has_result = False  # one of those that were called last
+        self._open: OrderedDict[str, None] = OrderedDict()  # the ids of calls without a result
+        self._named: defaultdict[str | None, deque[str]] = defaultdict(deque)  # and of others
+        self._has_result = False  # has one of those that were called last?
 
     def with_ids(self, message: Message) -> Message:
         if message.tool_calls:
             if self._has_result:  # what has none by now will not have one
-                self._open, self._has_result = [], False
+                self._open.clear()
+                self._named.clear()
+                self._has_result = False
             calls = [self._with_id(call) for call in message.tool_calls]
-            self._open += calls
             return message.model_copy(update={"tool_calls": calls})
         if message.role != "tool":
             return message
         self._has_result = True
-        call = self._called(message)
-        if call is not None:
-            self._open.remove(call)
-        if message.tool_call_id:
-            return message
-        unknown = f"call_{message.name}" if message.name else None
-        return message.model_copy(update={"tool_call_id": call.id if call else unknown})
+        return message.model_copy(update={"tool_call_id": self._id_for(message)})
 
     def _with_id(self, call: ToolCall) -> ToolCall:
         self._num_calls += 1
-        if call.id:
-            return call
-        new = f"call{self._num_calls:05}"  # Mistral's templates take nine characters only
-        while new in self._given:
-            new += "x"
-        return call.model_copy(update={"id": new})
+        used = call.id or f"call{self._num_calls:05}"  # Mistral's templates take nine characters
+        while not call.id and used in self._given:
+            used += "x"
+        self._open[used] = None
+        self._named[call.function.name].append(used)
+        return call if call.id else call.model_copy(update={"id": used})
 
-    def _called(self, result: Message) -> ToolCall | None:
-        """The call that this is the result of."""
-        if result.tool_call_id:
-            return next((call for call in self._open if call.id == result.tool_call_id), None)
-        named = (call for call in self._open if call.function.name == result.name)
-        return next(named, self._open[0] if self._open else None)
+    def _id_for(self, result: Message) -> str | None:
+        """The id of the call that this is the result of."""
+        named = self._named[result.name]
+        while named and named[0] not in self._open:
+            named.popleft()
+        found = result.tool_call_id or (named[0] if named else next(iter(self._open), None))
+        if found is None:
+            return f"call_{result.name}" if result.name else None
+        self._open.pop(found, None)
+        return found

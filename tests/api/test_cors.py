@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import CHAT, Api, FakeCore, api_over
+from tests.fakes import CHAT, Api, FakeCore, api_over, live_server, serving_over
 
 pytestmark = pytest.mark.anyio
 HOME, OTHER = "https://app.example", "https://evil.example"
@@ -48,6 +50,21 @@ async def test_off_by_default(api: Api) -> None:
     reply = await api.post(CHAT, headers={"Origin": HOME})
     assert reply.status_code == 200
     assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_options_of_the_whole_server_and_of_no_path(tokenizer: Any) -> None:
+    serving = serving_over(FakeCore(), tokenizer)
+    with live_server(serving) as url, closing(HTTPConnection(url.removeprefix("http://"))) as sent:
+        answers = {}
+        for path in ("*", "/nothing", "/api/nothing", "/v1/models"):
+            sent.request("OPTIONS", path)
+            reply = sent.getresponse()
+            answers[path] = (reply.status, reply.getheader("Allow"), reply.read())
+    assert answers["*"] == (204, "DELETE, GET, HEAD, POST", b"")
+    for path in ("/nothing", "/api/nothing"):
+        assert answers[path][:2] == (404, None)
+        assert f"{path}: this server does not serve this path".encode() in answers[path][2]
+    assert answers["/v1/models"][:2] == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("origin", [HOME, "http://localhost:3000"])

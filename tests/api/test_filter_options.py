@@ -235,9 +235,10 @@ async def test_protected_spans_reach_the_engine_from_both_endpoints(api: Api) ->
     [
         ("specprefill", "filter.reader"),
         ("specprefill_keep_pct", "filter.keep, a share or a count"),
+        ("max_new_tokens", "max_tokens"),
     ],
 )
-async def test_fields_of_servers_whose_drafts_read_are_told_their_names_here(
+async def test_fields_of_other_servers_are_told_their_names_here(
     api: Api, name: str, here: str
 ) -> None:
     body = {"model": "fake", "prompt": "Hi", name: 0.2}
@@ -246,3 +247,11 @@ async def test_fields_of_servers_whose_drafts_read_are_told_their_names_here(
     error = reply.json()["error"]
     assert error["message"] == f"{name}: unknown field; here it is {here}"
     assert (error["param"], error["code"]) == (name, "unknown_field")
+
+
+async def test_a_name_is_told_only_where_there_is_such_a_field(api: Api) -> None:
+    reply = await api.post(CHAT, enable_thinking=False)
+    here = "enable_thinking: unknown field; here it is chat_template_kwargs.enable_thinking"
+    assert reply.json()["error"]["message"] == here
+    reply = await api.post(COMPLETIONS, enable_thinking=False)
+    assert reply.json()["error"]["message"] == "enable_thinking: unknown field"

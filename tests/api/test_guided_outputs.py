@@ -157,7 +157,7 @@ async def test_what_cannot_be_held_to_is_refused_before_it_is_queued(api: Api, n
         ({"guided_choice": [""]}, "guided_choice.0", "at least 1 character"),
         ({"guided_choice": "yes"}, "guided_choice", "valid list"),
         ({"guided_regex": 3}, "guided_regex", "valid string"),
-        ({"guided_json": 3}, "guided_json", "valid dictionary"),
+        ({"guided_json": 3}, "guided_json", "a text or an object"),
         (
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " *"}},
             "structured_outputs.whitespace_pattern",

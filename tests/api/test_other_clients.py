@@ -65,6 +65,23 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
     ],
     "web search": [USER, {"role": "assistant", "content": "17.",
                           "annotations": [{"type": "url_citation", "url_citation": {}}]}],
+    "openai, parsed": [USER, {"role": "assistant", "content": "{}", "parsed": {"a": 1}},
+                       {"role": "assistant", "tool_calls": [{**CALL, "function": {
+                           "name": "f", "arguments": "{}", "parsed_arguments": {}}}]}],
+    "LiteLLM, images": [USER, {"role": "assistant", "content": "17.", "images": []}],
+    "parts of responses": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Seven?"}]},
+        {"role": "assistant", "content": [
+            {"type": "summary_text", "text": "Hm."}, {"type": "reasoning_text", "text": "Hm."},
+            {"type": "output_text", "text": "Eight.", "annotations": [], "logprobs": []},
+            {"type": "text", "text": "Nine.", "id": "m", "index": 0, "annotations": []}]}],
+    "results without content": [
+        USER, {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", "content": None},
+        {"role": "assistant", "function_call": {"name": "f"}}, {"role": "function", "name": "f"}],
+    "calls without ids": [
+        USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "17."}],
     "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "No."}],
     "a refusal as a part": [
         USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
@@ -144,6 +161,29 @@ async def test_thoughts_are_left_out_and_arguments_may_be_an_object(api: Api) ->
     as_object = await prompt_of(api, [*HISTORIES["calls without a type"], USER])
     assert as_object == await prompt_of(api, [*written, USER])
     assert "Bern" in as_object
+
+
+async def test_texts_of_the_responses_api_are_texts(api: Api) -> None:
+    """The assistant's was a line that said it was omitted, and the user's was refused."""
+    prompt = await prompt_of(api, [*HISTORIES["parts of responses"], USER])
+    assert all(text in prompt for text in ("Seven?", "Eight.\nNine."))
+    assert "Hm." not in prompt
+    assert "omitted" not in prompt
+
+
+@pytest.mark.parametrize(
+    "function",
+    [{}, {"arguments": None}, {"arguments": ""}, {"arguments": "null"}, {"arguments": "{}"}],
+)
+async def test_no_arguments_are_an_empty_object(api: Api, function: dict[str, Any]) -> None:
+    call = {**CALL, "function": {"name": "f", **function}}
+    prompt = await prompt_of(api, [USER, {"role": "assistant", "tool_calls": [call]}, USER])
+    assert '{"name": "f", "arguments": {}}' in prompt
+
+
+async def test_a_tool_without_a_type_is_a_function(api: Api) -> None:
+    prompt = await prompt_of(api, [USER], tools=[TOOL])
+    assert await prompt_of(api, [USER], tools=[{"function": {"name": "f"}}]) == prompt
 
 
 async def prompt_of(api: Api, messages: list[dict[str, Any]], **fields: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ COMMON: list[tuple[str, Any, str]] = [
     ("stop", "", "stop"),
     ("stop", ["a", ""], "stop"),
     ("stop", [str(i) for i in range(17)], "stop"),
-    ("stop", [1], "stop"),
+    ("stop", [1], "stop.0"),
     ("stop", {}, "stop"),
     ("stream", "yes", "stream"),
     ("stream", 1, "stream"),
@@ -149,6 +150,67 @@ async def test_a_wrong_field_is_named(
         assert len(reply.content) < 2048
     assert api.core.requests == []
     await api.assert_alive()
+
+
+def said(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*parts]}]}
+
+
+A, FUNCTION = {"type": "text", "text": "a"}, {"type": "function", "function": {"name": "f"}}
+WITH_TOOLS: dict[str, Any] = {"tools": [FUNCTION]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content=3: must be a text or"),
+        (said(A, {"type": "text"}), "messages.0.content.1.text: required"),
+        (said(A, {"type": "text", "text": 4}), "messages.0.content.1.text=4: "),
+        (said(A, {**A, "txt": 1}), "messages.0.content.1.txt: unknown field"),
+        (said("a"), "messages.0.content.0='a': "),
+        ({"stop": 3}, "stop=3: must be a text or a list"),
+        ({"stop": ["a", 1]}, "stop.1=1: "),
+        *(
+            ({**WITH_TOOLS, "tool_choice": choice}, f"tool_choice{message}")
+            for choice, message in (
+                ("any", "='any': Input should be 'none', 'auto' or 'required'"),
+                (3, "=3: must be a text or an object"),
+                ({}, ".type: required; must be one of function, allowed_tools"),
+                ({"type": "tool", "name": "f"}, ".type='tool': must be one of function, "),
+                ({"type": "function"}, ".function: required"),
+                ({"type": "function", "name": "f"}, ".function: required"),
+                ({"type": "function", "function": {}}, ".function.name: required"),
+                ({"type": "function", "function": {"name": 3}}, ".function.name=3: "),
+                ({**FUNCTION, "function": 1}, ".function=1: "),
+                ({**FUNCTION, "strict": 1}, ".strict: unknown field"),
+                ({"type": "allowed_tools"}, ".allowed_tools: required"),
+                (
+                    {"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": [FUNCTION]}},
+                    ".allowed_tools.mode='x': ",
+                ),
+            )
+        ),
+        ({"guided_json": 3}, "guided_json=3: must be a text or an object"),
+        ({"filter": {"library": [3]}}, "filter.library.0=3: "),
+        (
+            {"filter": {"layer": "x"}},
+            "filter.layer='x': Input should be a valid integer, or 'auto'",
+        ),
+        ({"filter": {"return_scores": "x"}}, "filter.return_scores='x': Input should be a valid b"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "text"}]}},
+            "prediction.content.0.text: ",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_an_error_in_a_union_names_the_client_s_field(
+    api: Api, fields: dict[str, Any], message: str
+) -> None:
+    """Each named the union, or what only the server calls so: `tool_choice` for a name missing."""
+    error = (await api.post(CHAT, **fields)).json()["error"]
+    assert error["message"].startswith(message)
+    assert error["param"] == re.split("[=:]", message)[0]
 
 
 async def test_only_the_first_message_that_is_wrong_is_named(api: Api) -> None:

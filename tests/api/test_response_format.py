@@ -47,6 +47,18 @@ async def test_any_object_and_free_text(api: Api, path: str) -> None:
         assert api.core.requests[-1].grammar == grammar
 
 
+@both
+async def test_the_schema_of_an_object_in_llama_cpp_s_form(api: Api, path: str) -> None:
+    assert (await api.post(path, response_format=wanted(SCHEMA))).status_code == 200
+    given = {"type": "json_object", "schema": SCHEMA}
+    assert (await api.post(path, response_format=given)).status_code == 200
+    first, second = api.core.requests
+    assert first.grammar == second.grammar is not None
+    wrong = {"type": "json_object", "schema": {"type": "nothing"}}
+    reply = await api.post(path, response_format=wrong)
+    assert reply.json()["error"]["param"] == "response_format.schema"
+
+
 # in turn: trying a schema takes long, and is the same for both
 @pytest.mark.parametrize(
     ("path", "name"),
@@ -100,6 +112,8 @@ async def test_unknown_formats_are_annotations(api: Api, path: str) -> None:
         ({"type": "json_object", "strict": True}, "response_format.strict"),
         ({"type": "json_schema"}, "response_format"),
         ({"type": "text", "json_schema": {"name": "x", "schema": {}}}, "response_format"),
+        ({"type": "text", "schema": {}}, "response_format"),
+        ({"type": "json_object", "schema": "x"}, "response_format.schema"),
         (
             {"type": "json_schema", "json_schema": {"schema": {}}},
             "response_format.json_schema.name",

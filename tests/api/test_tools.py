@@ -149,7 +149,7 @@ CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice.function.name",

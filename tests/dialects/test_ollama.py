@@ -195,7 +195,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "messages: must not all be empty",
     ),
-    (CHAT, {"messages": [{"role": "developer", "content": "x"}]}, 400, "messages.0.role="),
+    (CHAT, {"messages": [{"role": "bot", "content": "x"}]}, 400, "messages.0.role="),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "tools.0.function"),
     (CHAT, {"tools": [WEATHER, WEATHER]}, 400, "tools: 2 functions have the name weather"),
     (GENERATE, {"prompt": " "}, 400, "prompt: must not all be empty"),

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gemserve_dialects.ollama.messages import OllamaMessage, chat_messages
 from tests.fakes import Api
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +58,7 @@ BOTH: list[Json] = [
     *({"think": value} for value in (True, False, "low", "medium", "high")),
     *({"truncate": value, "shift": value} for value in (True, False)),
     *({"keep_alive": value} for value in (0, -1, 300, 1.5, "5m", "1h30m", "-1m", "-1", "1.5h")),
+    *({"keep_alive": value} for value in ("0s", "+5m", ".5h", "10\u00b5s", "10\u03bcs")),
     {"logprobs": False, "top_logprobs": 0},
     {"options": OPTIONS},
     {"options": {"seed": 101, "temperature": 0}},
@@ -87,6 +89,51 @@ async def test_a_field_is_taken(api: Api, path: str, fields: Json) -> None:
     reply = await sent(api, path, fields)
     assert reply.status_code == 200, reply.text
     assert json.loads(reply.text.splitlines()[-1])["done_reason"] == "stop"
+
+
+def called(*functions: Json) -> Json:
+    return {"role": "assistant", "tool_calls": [{"function": each} for each in functions]}
+
+
+async def prompt_of(api: Api, *said: Json) -> str:
+    reply = await sent(api, CHAT, {"messages": [SKY, *said]})
+    assert reply.status_code == 200, reply.text
+    text: str = api.serving.builder.tokenizer.decode(api.core.requests[-1].prompt_ids)
+    return text
+
+
+async def test_roles_and_names_of_clients(api: Api) -> None:
+    """The role and `name`, which Ollama's examples had before `tool_name`, were refused."""
+    developer = {"role": "developer", "content": "Be brief."}
+    assert "Be brief." in await prompt_of(api, developer, SKY)
+    for name in ("name", "tool_name"):
+        result = {"role": "tool", "content": "17 degrees", name: "f"}
+        assert "17 degrees" in await prompt_of(api, called({"name": "f", "arguments": {}}), result)
+    assert await prompt_of(api, {**SKY, "name": "Ann"}) == await prompt_of(api, SKY)
+
+
+@pytest.mark.parametrize("function", [{}, {"arguments": None}, {"arguments": ""}])
+async def test_a_call_without_arguments(api: Api, function: Json) -> None:
+    """Ollama's own replies have `arguments: null` there."""
+    assert '{"name": "f", "arguments": {}}' in await prompt_of(
+        api, called({"name": "f"} | function)
+    )
+    text = called({"name": "f", "arguments": '{"a": 1}'})
+    assert await prompt_of(api, text) == await prompt_of(
+        api, called({"name": "f", "arguments": {"a": 1}})
+    )
+
+
+def test_results_without_ids_are_those_of_the_calls_that_they_name() -> None:
+    """Each turn's calls had the same ids, and results had none."""
+    calls = called({"name": "f", "arguments": {}}, {"name": "g", "arguments": {}})
+    results = [{"role": "tool", "content": "x", "tool_name": name} for name in ("g", "f")]
+    said = [OllamaMessage.model_validate(each) for each in (calls, *results, calls, *results)]
+    plain = [message.plain for message in chat_messages(said)]
+    ids = [[call["id"] for call in plain[turn]["tool_calls"]] for turn in (0, 3)]
+    assert len({*ids[0], *ids[1]}) == 4
+    for turn, (f, g) in zip((0, 3), ids, strict=True):
+        assert [each["tool_call_id"] for each in plain[turn + 1 : turn + 3]] == [g, f]
 
 
 async def test_one_stop_text_is_a_list_of_one(api: Api) -> None:
@@ -123,6 +170,12 @@ REFUSED: list[tuple[str, Json, str]] = [
             ({"keep_alive": True}, f"keep_alive=True: {SECONDS}"),
             ({"format": "xml"}, "format='xml': must be \"json\" or a JSON schema"),
             ({"format": []}, 'format=[]: must be "json" or a JSON schema'),
+            ({"options": {"stop": [3]}}, "options.stop.0=3: "),
+            ({"options": {"stop": 3}}, "options.stop=3: must be a text or a list"),
+            (
+                {"options": {"num_predict": -5}},
+                "options.num_predict=-5: Input should be greater than or equal to 1, or -1 or -2",
+            ),
         )
     ),
 ]

@@ -56,7 +56,37 @@ def named(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"tools": [WEATHER, {"type": "telepathy"}]}, "tools.1", "must be one of function"),
+        ({"tools": [WEATHER, {"type": "telepathy"}]}, "tools.1.type", "must be one of function"),
+        ({"input": 3}, "input", "must be a text or a list"),
+        (
+            {"input": [{"role": "user", "content": 3}]},
+            "input.0.content",
+            "must be a text or a list",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input.0.content.0.text",
+            "required",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": 3}]}]},
+            "input.0.content.0.refusal",
+            "string",
+        ),
+        ({"stop": [3]}, "stop.0", "string"),
+        ({"tools": TOOLS, "tool_choice": 3}, "tool_choice", "must be a text or an object"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
+        ({"text": {"format": {"type": "x"}}}, "text.format.type", "must be one of text"),
+        (
+            {"text": {"format": {"type": "json_schema", "json_schema": {"name": "a"}}}},
+            "text.format.name",
+            "required",
+        ),
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar", "grammar": {"syntax": "lark"}}}]},
+            "tools.0.format.syntax",
+            "required",
+        ),
         (
             {"tools": [{"type": "file_search"}], "tool_choice": "required"},
             "tool_choice",
@@ -81,7 +111,7 @@ def named(number: int) -> dict[str, Any]:
             "tools.1.format.syntax",
             "lark",
         ),
-        ({"tools": [{**PATCH, "format": {"type": "json"}}]}, "tools.0.format", "text, grammar"),
+        ({"tools": [{**PATCH, "format": {"type": "json"}}]}, "tools.0.format.type", "text, gramm"),
         (
             {"tools": [held_to("(")], "tool_choice": {"type": "custom", "name": "number"}},
             "tools.0.format",
@@ -89,7 +119,7 @@ def named(number: int) -> dict[str, Any]:
         ),
         (
             {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]},
-            "tools.0.tools.0",
+            "tools.0.tools.0.type",
             "must be one of function, custom",
         ),
         (
@@ -155,7 +185,7 @@ def named(number: int) -> dict[str, Any]:
         ({"input": [{"role": "user", "content": "x", "more": 1}]}, "input.0.more", "unknown"),
         ({"input": ["x"]}, "input.0", "object"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "empty"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "yaml"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "req"),
         (
             {"text": {"format": {**FORM, "schema": UNHELD}}},

@@ -106,6 +106,80 @@ def test_several_calls_unless_one_is_asked_for() -> None:
     assert [name for name, _ in read(reader(is_parallel=False), text, 9)[1]] == ["find"]
 
 
+FIND = '{"name": "find", "arguments": {"what": "a"}}'
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"  # noqa: E501
+
+
+def tagged(text: str) -> str:
+    return f"<tool_call>{text}</tool_call>"
+
+
+@pytest.mark.parametrize("seed", [1, 7, 300])
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        # braces too many
+        *((text, 1) for text in (f"{FIND}}}", f"{FIND}}}}}", tagged(f"{FIND}}}"))),
+        *((text, 1) for text in (f"[{FIND}}}]", f"[TOOL_CALLS][{FIND}}}]")),
+        (f"<|python_tag|>{FIND}}}", 1),
+        ('[TOOL_CALLS]find[ARGS]{"what": "a"}}', 1),
+        ('<function=find>{"what": "a"}}</function>', 1),
+        (DEEPSEEK.format('{"what": "a"}}'), 1),
+        (f"```json\n{FIND}}}\n```", 1),
+        (f"{FIND}}}; {FIND}", 2),
+        # end marks too many
+        *((tagged(FIND) + end, 1) for end in ("</tool_call>", "\n</tool_call>\n</tool_call>\n")),
+        (f"{FIND}\n</tool_call>", 1),
+        ('<function=find>{"what": "a"}</function></function>', 1),
+        (f"{tagged(FIND)}</tool_call>\n{tagged(FIND)}", 2),
+        # last braces that are missing in front of a mark
+        *((text, 1) for text in (tagged(FIND[:-1]), tagged(FIND[:-1] + "\n"), tagged(FIND[:-2]))),
+        (tagged(FIND[:-1]) + tagged(FIND), 2),
+        (f"<|python_tag|>{FIND[:-1]}<|eom_id|>", 1),
+        (f"[TOOL_CALLS][{FIND[:-1]}]", 1),
+        ('<function=find>{"what": "a"</function>', 1),
+        (DEEPSEEK.format('{"what": "a"'), 1),
+        (f"```json\n{FIND[:-1]}\n```", 1),
+        # an end mark that is missing behind whole calls
+        (f"[TOOL_CALLS][{FIND}", 1),
+    ],
+)
+def test_marks_and_braces_that_models_repeat_or_forget(text: str, calls: int, seed: int) -> None:
+    content, found = read(reader(), text, seed)
+    assert content == ""
+    assert [(name, json.loads(given)) for name, given in found] == [("find", {"what": "a"})] * calls
+
+
+@pytest.mark.parametrize("seed", [1, 7, 300])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "find"}',
+        '{"type": "function", "function": {"name": "find"}}',
+        *(f'{{"name": "find", "{key}": null}}' for key in ("arguments", "parameters")),
+        *(f'{{"name": "find", "arguments": "{text}"}}' for text in ("", "null", "{}")),
+        '[{"name": "find"}]',
+        '```json\n{"name": "find"}\n```',
+        tagged('{"name": "find"}'),
+        tagged('{"name": "find", "arguments": ""}'),
+        "<function=find>null</function>",
+        "[TOOL_CALLS]find[ARGS]null",
+        DEEPSEEK.format(""),
+    ],
+)
+def test_a_call_without_arguments(text: str, seed: int) -> None:
+    assert read(reader(), text, seed) == ("", [("find", "{}")])
+
+
+def test_a_name_alone_is_no_call_where_it_may_be_an_answer() -> None:
+    text = '{"name": "find"}'
+    takes = {"find": {"type": "object", "properties": {"what": {"type": "string"}}}}
+    assert read(reader(parameters=takes), text, 7) == (text, [])
+    assert read(reader(is_held=True), text, 7) == (text, [])
+    for marked in (tagged(text), '{"name": "find", "arguments": null}'):
+        assert read(reader(parameters=takes), marked, 7) == ("", [("find", "{}")])
+
+
 @pytest.mark.parametrize("seed", [1, 7, 200])
 @pytest.mark.parametrize(
     "text",
@@ -120,6 +194,7 @@ def test_several_calls_unless_one_is_asked_for() -> None:
         '{"name": "find", "arguments": "x"}',
         '{"name": ["find"], "arguments": {}}',
         '{"a": 1}',
+        *(f"<tool_call>{FIND[:-1]}", tagged(FIND[:-3])),
         "[" * 5000,
         "{" + '"a":{' * 5000,
         "<tool_call>" * 3000,

@@ -10,7 +10,7 @@ from itertools import chain
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import gemserve
@@ -197,13 +197,15 @@ def _add_error_replies(app: FastAPI, operations: Iterable[str]) -> None:
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def reply_to_http_error(http: Request, error: HTTPException) -> JSONResponse:
-        message, headers = str(error.detail), error.headers
+    async def reply_to_http_error(http: Request, error: HTTPException) -> Response:
+        message, headers, path = str(error.detail), error.headers, http.scope["path"]
+        if http.method == "OPTIONS" and path == "*":  # asks for what the whole server allows
+            return Response(status_code=204, headers=_allowed(op.split()[0] for op in operations))
         if error.status_code == 404:
-            message = not_served(http.scope["path"]) or message
+            message = not_served(path)
         body = error_body(message, kind="invalid_request_error")
         if error.status_code == 405:
-            headers = _allow_header(operations, http.scope["path"]) or headers
+            headers = _allow_header(operations, path) or headers
         return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
@@ -219,5 +221,9 @@ def _allow_header(operations: Iterable[str], path: str) -> dict[str, str] | None
             methods.setdefault(template, set()).add(method)
     if not methods:
         return None
-    found = methods[max(methods, key=len)]  # a parameter may be a path, and match others' ends
+    return _allowed(methods[max(methods, key=len)])  # a parameter may be a path, and match ends
+
+
+def _allowed(methods: Iterable[str]) -> dict[str, str]:
+    found = set(methods)
     return {"Allow": ", ".join(sorted({*found, "HEAD"} if "GET" in found else found))}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import ConfigDict, Field
 
 from gemserve.api.replies.citations import CitedDocument
 from gemserve.api.requests.base_bodies import TextOr
@@ -14,13 +13,14 @@ from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.chat_form import plain_message
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.omitted_parts import (
+    OMITTED,
     OmittedPart,
     but_not,
     first_of_last_turn,
     omitted,
     or_omitted,
 )
-from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others
+from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, of_type, refuse_others
 from gemserve.errors import RequestError
 
 _REASONS = dict.fromkeys(("image", "document", "search_result"), TEXT_ONLY)
@@ -42,6 +42,7 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
     citations: list[Any] | None = None
+    parsed_output: Any = None  # Anthropic's SDK adds it to a reply
 
 
 class FileSource(HistoryItem):
@@ -73,7 +74,10 @@ class DocumentBlock(Block):
 
     type: Literal["document"]
     source: Annotated[
-        Annotated[FileSource | TextSource | OtherSource, Field(discriminator="type")],
+        Annotated[FileSource, of_type("file")]
+        | Annotated[TextSource, of_type("text")]
+        | Annotated[OtherSource, of_type(OMITTED)],
+        or_omitted(("file", "text")),
         refuse_others(("file", "text", "base64", "url", "content"), {}),
     ]
     title: str | None = None
@@ -113,7 +117,7 @@ class ToolUse(Block):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: TextOr[dict[str, Any]] | None = None  # a text of JSON, or nothing
     caller: dict[str, Any] | None = None
 
 
@@ -139,11 +143,11 @@ class OmittedResult(OmittedPart):
 
 
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ToolReference, Tag("tool_reference")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[SearchResult, Tag("search_result")]
-    | Annotated[OmittedResult, Tag("omitted")],
+    Annotated[TextBlock, of_type("text")]
+    | Annotated[ToolReference, of_type("tool_reference")]
+    | Annotated[DocumentBlock, of_type("document")]
+    | Annotated[SearchResult, of_type("search_result")]
+    | Annotated[OmittedResult, of_type(OMITTED)],
     or_omitted(("text", "tool_reference", "document", "search_result")),
 ]
 
@@ -179,14 +183,14 @@ class OmittedBlock(OmittedPart):
 
 
 ContentBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[SearchResult, Tag("search_result")]
-    | Annotated[ToolUse, Tag("tool_use")]
-    | Annotated[ToolResult, Tag("tool_result")]
-    | Annotated[Thinking, Tag("thinking")]
-    | Annotated[Thinking, Tag("redacted_thinking")]
-    | Annotated[OmittedBlock, Tag("omitted")],
+    Annotated[TextBlock, of_type("text")]
+    | Annotated[DocumentBlock, of_type("document")]
+    | Annotated[SearchResult, of_type("search_result")]
+    | Annotated[ToolUse, of_type("tool_use")]
+    | Annotated[ToolResult, of_type("tool_result")]
+    | Annotated[Thinking, of_type("thinking")]
+    | Annotated[Thinking, of_type("redacted_thinking")]
+    | Annotated[OmittedBlock, of_type(OMITTED)],
     or_omitted(_BLOCKS),
 ]
 TextLike = TextBlock | DocumentBlock | SearchResult | ToolReference | OmittedPart
@@ -304,7 +308,7 @@ def _check_role(block: Block | OmittedPart, role: str, field: str) -> None:
 
 
 def _call(block: ToolUse) -> ToolCall:
-    function = CalledFunction.model_construct(name=block.name, arguments=json.dumps(block.input))
+    function = CalledFunction.model_construct(name=block.name, arguments=block.input)
     return ToolCall.model_construct(id=block.id, type="function", function=function)
 
 

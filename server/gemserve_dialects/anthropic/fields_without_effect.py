@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gemserve.api.requests.base_bodies import FEW, Body, TextOr
+from gemserve.api.requests.base_bodies import FEW, Body, SomeTextOr, TextOr
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.served_types import HistoryItem, refuse_others
 
@@ -92,8 +92,8 @@ class FieldsWithoutEffect(Body):
     inference_geo: str | None = None
     speed: Literal["standard", "fast"] | None = None
     diagnostics: _Ignored | None = None
-    fallbacks: Annotated[list[_Ignored], FEW] | Literal["default"] | None = None
-    fallback_credit_token: str | _Ignored | None = None
+    fallbacks: SomeTextOr[Literal["default"], Annotated[list[_Ignored], FEW]] | None = None
+    fallback_credit_token: TextOr[_Ignored] | None = None
     billing_policy: _Ignored | None = None
     compaction: Annotated[None, _null_because("this server does not summarize conversations")] = (
         None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.base_bodies import FEW, Body, JsonSchema, ResponseFormat
 from gemserve.api.requests.chat_body import Function, NamedFunction, NamedTool, Tool
-from gemserve.api.requests.served_types import HistoryItem, refuse_others
+from gemserve.api.requests.served_types import HistoryItem, refuse_others, type_of
 from gemserve_dialects.anthropic.fields_without_effect import TaskBudget
 
 
@@ -70,8 +70,8 @@ class NamedChoice(Body):
 
 
 ToolChoice = Annotated[
-    FreeChoice | NamedChoice,
-    Field(discriminator="type"),
+    Annotated[FreeChoice, Tag("a free choice")] | Annotated[NamedChoice, Tag("a named choice")],
+    Discriminator(lambda it: "a named choice" if type_of(it) == "tool" else "a free choice"),
     refuse_others(("auto", "any", "tool", "none"), {}),
 ]
 

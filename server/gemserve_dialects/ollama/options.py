@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gemserve.api.requests.base_bodies import MAX_STOP_CHARS, MAX_STOPS, Body, TopP
+from gemserve.api.requests.base_bodies import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Body,
+    SomeTextOr,
+    TopP,
+)
 from gemserve.api.requests.integers import INTEGRAL, Count, Integer, Natural, Seed, TopK
 from gemserve_dialects.ollama.values import because
 
@@ -41,7 +47,10 @@ class Options(Body):
     top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: (
+        SomeTextOr[_Stop, Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)]]
+        | None
+    ) = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

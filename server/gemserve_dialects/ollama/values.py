@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-_NUMBER = r"[0-9]+(?:\.[0-9]*)?"
-_DURATION = rf"^[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|ms|s|m|h))+)$"
+_NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+# the sign of micro has two characters
+_DURATION = rf"^[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|\u00b5s|\u03bcs|ms|s|m|h))+)$"
 
 
 def because(reason: str) -> WrapValidator:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field
 from pydantic.config import JsonDict
 
 from gemserve.api.requests.base_bodies import TextOr
 from gemserve.api.requests.chat_body import CalledFunction, Message, ToolCall
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.omitted_parts import (
+    OMITTED,
     OmittedPart,
     but_not,
     first_of_last_turn,
     or_omitted,
 )
-from gemserve.api.requests.served_types import TEXT_ONLY, HistoryItem, refuse_others, type_of
+from gemserve.api.requests.paired_calls import paired
+from gemserve.api.requests.served_types import (
+    TEXT_ONLY,
+    HistoryItem,
+    of_type,
+    refuse_others,
+    type_of,
+)
 from gemserve.errors import RequestError
 from gemserve_dialects.openai_responses.called_tools import flat_name, flattened
 from gemserve_dialects.openai_responses.tools import SEARCH_NAME, ServedTool, Tools
@@ -33,12 +41,13 @@ _HOSTED_ITEM = (
 
 
 class InputText(HistoryItem):
-    """`annotations` and `logprobs` of earlier answers are not read."""
+    """A chat's `text` is taken, too. What follows it is of earlier answers, and is not read."""
 
-    type: Literal["input_text", "output_text"]
+    type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
 
 
 class InputRefusal(HistoryItem):
@@ -65,6 +74,7 @@ class InputFile(HistoryItem):
 
 
 _SENT_FILE = ("file_data", "file_url")
+_TEXTS = get_args(InputText.model_fields["type"].annotation)
 
 
 def _sent_as(name: str) -> JsonDict:
@@ -79,33 +89,34 @@ class OmittedInput(OmittedPart):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                but_not("input_text", "output_text", "refusal", "input_file"),
+                but_not(*_TEXTS, "refusal", "input_file"),
                 *map(_sent_as, _SENT_FILE),
             ]
         }
     )
 
 
-def _kind_of(part: object) -> str:
+def _tag_of(part: object) -> str:
     """The tag of a part. A file that is not stored here is not read."""
-    kind = type_of(part, "input_text")
-    if kind == "input_file":
-        is_stored = isinstance(part, InputFile) or (
-            isinstance(part, dict)
-            and not any(isinstance(part.get(name), str) for name in _SENT_FILE)
-        )
-        return "input_file" if is_stored else "omitted"
-    kind = "input_text" if kind == "output_text" or not isinstance(kind, str) else kind
-    return kind if kind in ("input_text", "refusal") else "omitted"
+    kind = type_of(part)
+    if kind in _TEXTS or not isinstance(kind, str):
+        kind = "input_text"
+    elif kind == "input_file":
+        given = part if isinstance(part, dict) else {}
+        is_sent = any(isinstance(given.get(name), str) for name in _SENT_FILE)
+        kind = OMITTED if is_sent else kind
+    elif kind != "refusal":
+        kind = OMITTED
+    return of_type(kind).tag
 
 
 AnyPart = InputText | InputRefusal | InputFile | OmittedInput
 MessagePart = Annotated[
-    Annotated[InputText, Tag("input_text")]
-    | Annotated[InputRefusal, Tag("refusal")]
-    | Annotated[InputFile, Tag("input_file")]
-    | Annotated[OmittedInput, Tag("omitted")],
-    Discriminator(_kind_of),
+    Annotated[InputText, of_type("input_text")]
+    | Annotated[InputRefusal, of_type("refusal")]
+    | Annotated[InputFile, of_type("input_file")]
+    | Annotated[OmittedInput, of_type(OMITTED)],
+    Discriminator(_tag_of),
 ]
 
 
@@ -135,7 +146,7 @@ class FunctionCall(CallItem):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: TextOr[dict[str, Any]]
     parsed_arguments: Any = None  # OpenAI's SDK adds them to a reply, and LangChain sends them back
 
 
@@ -212,16 +223,16 @@ class HostedItem(OmittedPart):
 
 
 Item = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[CustomToolCall, Tag("custom_tool_call")]
-    | Annotated[CallOutput, Tag("function_call_output")]
-    | Annotated[CallOutput, Tag("custom_tool_call_output")]
-    | Annotated[ToolSearchCall, Tag("tool_search_call")]
-    | Annotated[ToolSearchOutput, Tag("tool_search_output")]
-    | Annotated[AdditionalTools, Tag("additional_tools")]
-    | Annotated[Reasoning, Tag("reasoning")]
-    | Annotated[HostedItem, Tag("omitted")],
+    Annotated[InputMessage, of_type("message")]
+    | Annotated[FunctionCall, of_type("function_call")]
+    | Annotated[CustomToolCall, of_type("custom_tool_call")]
+    | Annotated[CallOutput, of_type("function_call_output")]
+    | Annotated[CallOutput, of_type("custom_tool_call_output")]
+    | Annotated[ToolSearchCall, of_type("tool_search_call")]
+    | Annotated[ToolSearchOutput, of_type("tool_search_output")]
+    | Annotated[AdditionalTools, of_type("additional_tools")]
+    | Annotated[Reasoning, of_type("reasoning")]
+    | Annotated[HostedItem, of_type(OMITTED)],
     or_omitted(_ITEMS),
     refuse_others(_ITEMS, _REASONS, default="message", otherwise=_OTHER_ITEMS, also=_HOSTED_ITEM),
 ]
@@ -246,8 +257,8 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
         elif isinstance(item, ToolSearchOutput):
             names = [tool.flat_name for tool in flattened(item.tools, "")]
             text = f"You can call {', '.join(names)}." if names else "No tool was found."
-            messages.append(_result(item.call_id or "", text))
-    return messages
+            messages.append(_result(item.call_id, text))
+    return paired(messages)
 
 
 def _check_last_turn(items: Sequence[Item]) -> None:
@@ -283,20 +294,17 @@ def further_tools(items: Sequence[Item]) -> Iterator[tuple[str, Sequence[ServedT
 
 def chat_call(call: FunctionCall | CustomToolCall | ToolSearchCall) -> ToolCall:
     """The call as a chat has it, with the name and the arguments that the prompt knows."""
+    arguments: str | dict[str, Any]
     if isinstance(call, ToolSearchCall):
         name, arguments = SEARCH_NAME, json.dumps(call.arguments, ensure_ascii=False)
     else:
         name = flat_name(call.name, call.namespace)
-        arguments = (
-            call.arguments
-            if isinstance(call, FunctionCall)
-            else json.dumps({"input": call.input}, ensure_ascii=False)
-        )
+        arguments = call.arguments if isinstance(call, FunctionCall) else {"input": call.input}
     function = CalledFunction.model_construct(name=name, arguments=arguments)
-    return ToolCall.model_construct(id=call.call_id or "", type="function", function=function)
+    return ToolCall.model_construct(id=call.call_id, type="function", function=function)
 
 
-def _result(call_id: str, text: str) -> Message:
+def _result(call_id: str | None, text: str) -> Message:
     return Message.model_construct(role="tool", content=text, tool_call_id=call_id)
 
 

@@ -8,9 +8,21 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from gemserve.api.requests import field_schemas
-from gemserve.api.requests.base_bodies import FEW, Body, JsonSchema, ResponseFormat
-from gemserve.api.requests.chat_body import MAX_TOOLS, Function
-from gemserve.api.requests.served_types import HistoryItem, by_type, refuse_others, type_of
+from gemserve.api.requests.base_bodies import (
+    FEW,
+    Body,
+    JsonSchema,
+    ResponseFormat,
+    SomeTextOr,
+)
+from gemserve.api.requests.chat_body import MAX_TOOLS, ChoiceWord, Function
+from gemserve.api.requests.served_types import (
+    HistoryItem,
+    by_type,
+    of_type,
+    refuse_others,
+    type_of,
+)
 
 _HOSTED = "is not served: this server runs no tools, it only asks for calls of functions"
 _REFUSED = {"mcp": "is not served: this server connects to no other servers"}
@@ -88,7 +100,9 @@ class TextGrammar(HistoryItem):
 
 
 InputFormat = Annotated[
-    AnyText | TextGrammar, Field(discriminator="type"), refuse_others(("text", "grammar"), {})
+    Annotated[AnyText, of_type("text")] | Annotated[TextGrammar, of_type("grammar")],
+    by_type(),
+    refuse_others(("text", "grammar"), {}),
 ]
 
 
@@ -208,18 +222,14 @@ class AllowedTools(Body):
 
 
 NamedChoice = Annotated[
-    Annotated[ChosenTool, Tag("function")]
-    | Annotated[ChosenTool, Tag("custom")]
-    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Annotated[ChosenTool, of_type("function")]
+    | Annotated[ChosenTool, of_type("custom")]
+    | Annotated[AllowedTools, of_type("allowed_tools")],
     by_type("function"),
     refuse_others(("function", "custom", "allowed_tools"), {}, otherwise=_HOSTED),
 ]
 
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("text")]
-    | Annotated[NamedChoice, Tag("other")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
-]
+ToolChoice = SomeTextOr[ChoiceWord, NamedChoice]
 
 
 class TextFormat(Body):
@@ -240,8 +250,10 @@ class SchemaFormat(JsonSchema):
 
 
 Format = Annotated[
-    TextFormat | SchemaFormat,
-    Field(discriminator="type"),
+    Annotated[TextFormat, of_type("text")]
+    | Annotated[TextFormat, of_type("json_object")]
+    | Annotated[SchemaFormat, of_type("json_schema")],
+    by_type(),
     refuse_others(("text", "json_object", "json_schema"), {}),
 ]
 

@@ -19,6 +19,8 @@ from gemserve.api.requests.tool_choice import ToolCallRules
 
 _NAME = re.compile(r"[\w.:/-]")
 _LOWER = re.compile("[a-z]")
+_BRACE = re.compile("}")
+_MOST_BRACES = 8  # too many of them
 _LONGEST_NAME = 129
 _LONGEST_HEAD = 256
 _LONGEST_CODE = 1 << 14
@@ -56,17 +58,25 @@ class Functions:
         return Call(str(name), written)
 
     def called(self, value: object, *, is_marked: bool) -> Call | None:
-        """The call that a JSON value is. `is_marked`: behind a marker, where less will do."""
+        """The call that a JSON value is. `is_marked`: behind a marker, where less will do.
+
+        Without one, only a function that takes no arguments is called by its name alone.
+        """
         outer: dict[str, Any] = value if isinstance(value, dict) else {}
         inner = outer.get("function")
         value = inner if isinstance(inner, dict) else outer
         rest = value.keys() - {"name", "id", "type"}
         if rest - set(_ARGUMENTS) or len(rest) > 1 or not isinstance(value.get("name"), str):
             return None
-        arguments = next((value[key] for key in rest), None)
-        if arguments is None and is_marked:
+        name, arguments = value["name"], next((value[key] for key in rest), None)
+        if arguments is None and (is_marked or self._may_be_empty(name, is_null=bool(rest))):
             arguments = {}
-        return self.call(value["name"], arguments)
+        return self.call(name, arguments)
+
+    def _may_be_empty(self, name: str, *, is_null: bool) -> bool:
+        """Is JSON without arguments a call? Not where another object may be the answer."""
+        schema = (self.rules.parameters or {}).get(name, {})
+        return not self.rules.is_held and (is_null or not schema.get("properties"))
 
     def typed(self, name: str, values: Mapping[str, str]) -> Call | None:
         """A call whose arguments are written as texts: the function says which of them are."""
@@ -115,9 +125,18 @@ def _is_text(wanted: object, schema: Mapping[str, Any], depth: int = 0) -> bool:
 
 def _object_in(text: str) -> object:
     try:
-        return json.loads(text)
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
+    return {} if value is None else value
+
+
+def _take_object(s: TextScanner) -> Steps[object]:
+    """The value of a JSON object, or `BROKEN`. Braces too many behind it are passed."""
+    value = yield from s.take_json()
+    if value is not BROKEN:
+        yield from s.take_run(_BRACE, _MOST_BRACES)
+    return value
 
 
 def _objects(
@@ -127,7 +146,7 @@ def _objects(
     items: Items = []
     while is_marked or (yield from _may_be_call(s, functions)):
         start = s.at
-        value = yield from s.take_json()
+        value = yield from _take_object(s)
         if value is BROKEN:
             break
         call = functions.called(value, is_marked=is_marked)
@@ -154,7 +173,7 @@ def _array(s: TextScanner, functions: Functions, *, is_marked: bool = True) -> S
             return None
         start = s.at
         is_object = (yield from s.peek(1)) == "{"
-        value = (yield from s.take_json()) if is_object else BROKEN
+        value = (yield from _take_object(s)) if is_object else BROKEN
         if value is BROKEN:
             return None
         call = functions.called(value, is_marked=is_marked)
@@ -162,7 +181,8 @@ def _array(s: TextScanner, functions: Functions, *, is_marked: bool = True) -> S
         yield from s.skip_blanks()
         mark = yield from s.take_any((",", "]"))
         if mark != ",":
-            return items if mark else None
+            is_end = mark == "]" or (is_marked and (yield from s.peek(1)) == "")
+            return items if is_end else None
 
 
 def _may_be_call(s: TextScanner, functions: Functions) -> Steps[bool]:
@@ -223,16 +243,15 @@ def _function(s: TextScanner, functions: Functions) -> Steps[Items | None]:
         if name is None:
             return None
         yield from s.skip_blanks()
-        if (yield from s.peek(1)) == "{":
-            value = yield from s.take_json()
+        if (yield from s.peek(1)) == "{" or (yield from s.peek(4)) == "null":
+            value = yield from _take_arguments(s)
             call = functions.call(name, value)
-            yield from s.skip_blanks()
-            yield from s.take("</function>")
         else:
             values = yield from _parameters(s)
             if values is None:
                 return None
             call = functions.typed(name, values)
+        yield from _pass_ends(s, "</function>")
         items.append(call or s.between(start, s.at))
         end = s.at
         yield from s.skip_blanks()
@@ -340,12 +359,18 @@ def _mistral(s: TextScanner, functions: Functions) -> Steps[Items | None]:
 
 def _arguments(s: TextScanner, functions: Functions, name: str, start: int) -> Steps[Items | None]:
     """The JSON of a call's arguments. The call began at `start`."""
-    if not name or (yield from s.peek(1)) != "{":
-        return None
-    value = yield from s.take_json()
+    value = (yield from _take_arguments(s)) if name else BROKEN
     if value is BROKEN:
         return None
     return [functions.call(name, value) or s.between(start, s.at)]
+
+
+def _take_arguments(s: TextScanner) -> Steps[object]:
+    """An object; an empty one for `null`, or for nothing in front of an end mark."""
+    head = yield from s.peek(1)
+    if head == "{":
+        return (yield from _take_object(s))
+    return {} if (yield from s.take("null")) or head == "<" else BROKEN
 
 
 def _deepseek(s: TextScanner, functions: Functions) -> Steps[Items | None]:
@@ -359,7 +384,7 @@ def _deepseek(s: TextScanner, functions: Functions) -> Steps[Items | None]:
             return items or None
         name = yield from s.take_until(("<｜tool▁sep｜>",), _LONGEST_NAME)
         yield from s.skip_blanks()
-        is_fenced = (yield from s.peek(1)) != "{"
+        is_fenced = (yield from s.peek(1)) not in ("{", "<")
         if is_fenced:  # what stood in front is the kind of call, a function
             name = yield from s.take_until(("```",), _LONGEST_NAME)
             yield from s.take("json")
@@ -426,15 +451,22 @@ def read_form(s: TextScanner, functions: Functions, form: CallForm) -> Steps[Ite
     if items is None:
         return None
     if form.closer:
-        end = s.at
-        yield from s.skip_blanks()
-        while (yield from s.take("}")):  # one too many
-            yield from s.skip_blanks()
-        if not (yield from s.take(form.closer)):
-            s.at = end
+        yield from _pass_ends(s, form.closer)
     if len(items) == 1 and isinstance(items[0], str):
         return [s.between(start, s.at)]  # of a function that is not there: the text as it was
     return items
+
+
+def _pass_ends(s: TextScanner, closer: str) -> Steps[None]:
+    """Pass end marks, which models repeat, and braces too many in front of them."""
+    while True:
+        end = s.at
+        yield from s.skip_blanks()
+        while (yield from s.take("}")):
+            yield from s.skip_blanks()
+        if not (yield from s.take(closer)):
+            s.at = end
+            return
 
 
 _TAGGED = (
@@ -443,7 +475,8 @@ _TAGGED = (
     CallForm("<|python_tag|>", _python_tag, "<|eom_id|>"),
     CallForm("<｜tool▁calls▁begin｜>", _deepseek, "<｜tool▁calls▁end｜>"),
 )
-HELD_FORMS = (_TAGGED[0], CallForm("{", _bare_opened, is_line=True))  # a grammar allows these
+# a grammar allows these
+HELD_FORMS = (_TAGGED[0], CallForm("{", _bare_opened, "</tool_call>", is_line=True))
 FORMS = (
     *_TAGGED,
     CallForm("[TOOL_CALLS]", _mistral),

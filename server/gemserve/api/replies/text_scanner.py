@@ -16,7 +16,7 @@ Steps = Generator[None, None, T]
 BROKEN = object()  # no JSON
 _WINDOW = 4096  # characters that are copied at a time
 _PLAIN = 256  # of a text that may have a marker everywhere
-_OUTSIDE = re.compile(r'["{}\[\]]')
+_OUTSIDE = re.compile(r'["{}\[\]<`]')  # JSON has the last two in texts only
 _INSIDE = re.compile(r'["\\]')
 
 
@@ -116,19 +116,29 @@ class TextScanner:
                 yield
 
     def take_json(self) -> Steps[object]:
-        """The value of a JSON object or array; `BROKEN` if there is none."""
+        """The value of a JSON object or array; `BROKEN` if there is none.
+
+        Its last braces may be missing where a mark follows, or the bracket of a list around it.
+        """
         start = self.at
-        if not (yield from self._pass_structure()):
+        num_open = yield from self._pass_structure()
+        if num_open is None:
             return BROKEN
+        text = self.between(start, self.at) + "}" * num_open
+        if text.startswith("{") and text.endswith("]"):
+            text, self.at = f"{text[:-1]}}}", self.at - 1
         try:
             # models write line breaks into texts
-            value: object = json.loads(self.between(start, self.at), strict=False)
+            value: object = json.loads(text, strict=False)
         except (ValueError, RecursionError):
             return BROKEN
         return value
 
-    def _pass_structure(self) -> Steps[bool]:
-        """Go behind the bracket that closes the one at the beginning."""
+    def _pass_structure(self) -> Steps[int | None]:
+        """Go behind the bracket that closes the one at the beginning, or to what is no JSON.
+
+        How many brackets are then open; None at the end of the text.
+        """
         depth, is_inside = 0, False
         while True:
             there, at = self.between(self.at, self.at + _WINDOW), 0
@@ -138,14 +148,17 @@ class TextScanner:
                     at += 1
                 elif mark == '"':
                     is_inside = not is_inside
+                elif mark in "<`":
+                    self.at += found.start()
+                    return depth
                 else:
                     depth += 1 if mark in "{[" else -1
                     if depth <= 0:
                         self.at += at
-                        return True
+                        return 0
             self.at += max(len(there), at)  # the character behind a backslash may not be there yet
             while self.at >= self.length:
                 if self.is_whole:
                     self.at = self.length
-                    return False
+                    return None
                 yield

@@ -61,7 +61,9 @@ def _of_response_format(body: GenerationBody) -> Iterator[AnswerFormat]:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return
-    if wanted.json_schema is None:
+    if wanted.schema_ is not None:
+        yield AnswerFormat(schema=wanted.schema_, field="response_format.schema")
+    elif wanted.json_schema is None:
         yield AnswerFormat(field="response_format.type")
     else:
         is_strict = bool(wanted.json_schema.strict)

@@ -74,16 +74,20 @@ MaxSeconds = Annotated[
 NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 FEW = Field(max_length=128, fail_fast=True)  # of a list that is only checked
+S = TypeVar("S")
 T = TypeVar("T")
-# A value that is no text is checked as T only, so that errors do not mention texts.
-TextOr = Annotated[
-    Annotated[str, Tag("text")] | Annotated[T, Tag("other")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "other"),
+# Tags of unions are no names of fields, so that paths in errors leave them out.
+_A_TEXT, NO_TEXT = "a text", "no text"
+# A text is checked as S only, and another value as T only, so that errors are about its members.
+SomeTextOr = Annotated[
+    Annotated[S, Tag(_A_TEXT)] | Annotated[T, Tag(NO_TEXT)],
+    Discriminator(lambda value: _A_TEXT if isinstance(value, str) else NO_TEXT),
 ]
+TextOr = SomeTextOr[str, T]
 
-LibraryNames = (
-    LibraryName | Annotated[list[LibraryName], Field(min_length=1, max_length=16, fail_fast=True)]
-)
+LibraryNames = SomeTextOr[
+    LibraryName, Annotated[list[LibraryName], Field(min_length=1, max_length=16, fail_fast=True)]
+]
 
 
 class Body(BaseModel):
@@ -285,19 +289,25 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
+    """`schema` is llama.cpp's, for the object."""
+
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
-            {"type": {"enum": ["text", "json_object"]}, "json_schema": None},
-            {"type": {"enum": ["json_schema"]}, "json_schema": {}},
+            {"type": {"enum": ["text"]}, "json_schema": None, "schema": None},
+            {"type": {"enum": ["json_object"]}, "json_schema": None},
+            {"type": {"enum": ["json_schema"]}, "json_schema": {}, "schema": None},
         )
     )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ValueError("needs json_schema exactly if its type is json_schema")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("has schema only if its type is json_object")
         return self
 
 
@@ -325,7 +335,7 @@ class SamplingBody(FilteringBody):
     ) = None
     seed: Seed | None = None
     stop: Annotated[
-        str | Annotated[list[str], Field(fail_fast=True)] | None,
+        TextOr[Annotated[list[str], Field(fail_fast=True)]] | None,
         WithJsonSchema(field_schemas.stops(MAX_STOPS, MAX_STOP_CHARS)),
     ] = None
     ignore_eos: bool | None = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,12 +19,19 @@ from pydantic_core import PydanticCustomError, from_json
 
 from gemserve.api.requests import field_schemas
 from gemserve.api.requests.answer_start_body import AnswerStartBody
-from gemserve.api.requests.base_bodies import Body, NumTop, TextOr
+from gemserve.api.requests.base_bodies import (
+    Body,
+    NumTop,
+    SomeTextOr,
+    TextOr,
+)
 from gemserve.api.requests.chat_fields_without_effect import ChatFieldsWithoutEffect
 from gemserve.api.requests.document_reference import DocumentReference
 from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.api.requests.integers import Count, Natural
 from gemserve.api.requests.omitted_parts import OmittedPart, but_not, first_of_last_turn
+from gemserve.api.requests.paired_calls import paired
+from gemserve.api.requests.served_types import by_type, of_type, refuse_others, type_of
 from gemserve.api.requests.template_variables import TemplateVariables
 from gemserve.errors import RequestError, shown
 
@@ -46,10 +53,22 @@ CacheMark = Annotated[dict[str, Any], Field(description="Without effect.")] | No
 
 
 class TextPart(Body):
-    type: Literal["text"]
+    """`input_text` and `output_text` are what the Responses API calls a text.
+
+    What follows the text has no effect: parts of replies, which come back as history, have it.
+    """
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
     cache_control: CacheMark = None
     prompt_cache_breakpoint: CacheMark = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    id: str | None = None
+    index: Natural | None = None
+
+
+_TEXTS = get_args(TextPart.model_fields["type"].annotation)
 
 
 class RefusalPart(Body):
@@ -89,7 +108,7 @@ class OmittedChatPart(OmittedPart):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                but_not("text", "refusal", "file"),
+                but_not(*_TEXTS, "refusal", "file"),
                 {
                     "properties": {
                         "type": {"const": "file"},
@@ -103,11 +122,11 @@ class OmittedChatPart(OmittedPart):
 
 
 def _kind_of(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    kind = type_of(part)
     file = part.get("file") if isinstance(part, dict) else None
     if kind == "file" and not (isinstance(file, dict) and "file_data" in file):
         return "a file" if isinstance(part, dict | FilePart) else "another"
-    if not isinstance(kind, str) or kind == "text":
+    if not isinstance(kind, str) or kind in _TEXTS:
         return "a text"
     return "a refusal" if kind == "refusal" else "another"
 
@@ -124,15 +143,27 @@ AnyPart = TextPart | RefusalPart | FilePart | OmittedChatPart
 
 
 class CalledFunction(Body):
+    """`parsed_arguments` has no effect: OpenAI's SDK adds it to replies."""
+
     name: str
-    arguments: str | dict[str, Any]
+    arguments: TextOr[dict[str, Any]] | None = None
+    parsed_arguments: Any = None
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's
 
 
-class ToolCall(Body):
-    """What follows `function` has no effect."""
+def parsed_arguments(written: str | dict[str, Any] | None) -> Any:
+    """A call's arguments as an object; what is cut off, or made up, stays as it is."""
+    arguments: Any = written or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = from_json(arguments)
+    return {} if arguments is None else arguments
 
-    id: str
+
+class ToolCall(Body):
+    """What follows `function` has no effect. One without an id gets it: see `paired_calls`."""
+
+    id: str | None = None
     type: Literal["function"] | None = "function"
     function: CalledFunction
     index: Natural | None = None  # of a stream's delta
@@ -142,11 +173,10 @@ class ToolCall(Body):
     @property
     def plain(self) -> dict[str, Any]:
         """The call in the form of chat templates: its arguments are parsed, if they can be."""
-        arguments: Any = self.function.arguments
-        if isinstance(arguments, str):
-            with suppress(ValueError):  # cut off, or made up
-                arguments = from_json(arguments)
-        function = {"name": self.function.name, "arguments": arguments}
+        function = {
+            "name": self.function.name,
+            "arguments": parsed_arguments(self.function.arguments),
+        }
         return {"id": self.id, "type": "function", "function": function}
 
 
@@ -154,6 +184,7 @@ class Message(Body):
     model_config = ConfigDict(
         json_schema_extra=field_schemas.either(
             {"content": {}, "tool_calls": None, "function_call": None},
+            {"role": {"enum": ["tool", "function"]}, "tool_calls": None, "function_call": None},
             {"role": {"enum": ["assistant"]}},
         )
     )
@@ -166,6 +197,8 @@ class Message(Body):
     refusal: str | None = None  # an assistant's text if it has no content
     # replies of this and other servers have these, and come back as history
     annotations: list[Any] | None = None
+    parsed: Any = None  # the SDK of OpenAI's
+    images: list[Any] | None = None  # LiteLLM's
     reasoning_content: str | None = None
     reasoning: str | None = None
     reasoning_details: list[Any] | None = None  # OpenRouter's
@@ -188,7 +221,7 @@ class Message(Body):
     def _check_content(
         cls, value: str | list[AnyPart] | None, info: ValidationInfo
     ) -> str | list[AnyPart] | None:
-        if value is None and info.data.get("role") != "assistant":
+        if value is None and info.data.get("role") not in ("assistant", "tool", "function"):
             raise PydanticCustomError("missing", "Field required")
         return value
 
@@ -212,16 +245,12 @@ class Message(Body):
 
     @property
     def with_tools(self) -> Message:
-        """The message with a call, or as the result of one, in today's form.
-
-        A call and its result have an id with the function's name, which is all that both know.
-        """
+        """The message with a call, or as the result of one, in today's form and without an id."""
         if self.role == "function":
-            result = {"role": "tool", "tool_call_id": f"call_{self.name}", "name": None}
-            return self.model_copy(update=result)
+            return self.model_copy(update={"role": "tool"})
         if self.function_call is None or self.tool_calls:
             return self
-        call = ToolCall(id=f"call_{self.function_call.name}", function=self.function_call)
+        call = ToolCall(function=self.function_call)
         return self.model_copy(update={"tool_calls": [call], "function_call": None})
 
 
@@ -230,7 +259,7 @@ def _is_thought(part: AnyPart) -> bool:
 
 
 def _with_tools(messages: list[Message]) -> list[Message]:
-    return [message.with_tools for message in messages]
+    return paired([message.with_tools for message in messages])
 
 
 def _check_last_turn(messages: list[Message]) -> list[Message]:
@@ -276,7 +305,7 @@ class Function(Body):
 
 
 class Tool(Body):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
     cache_control: CacheMark = None
 
@@ -322,6 +351,14 @@ class AllowedTools(Body):
         return [tool for tool in tools if tool.function.name in allowed]
 
 
+ChoiceWord = Literal["none", "auto", "required"]
+ChosenTools = Annotated[
+    Annotated[NamedTool, of_type("function")] | Annotated[AllowedTools, of_type("allowed_tools")],
+    by_type(),
+    refuse_others(("function", "allowed_tools"), {}),
+]
+
+
 class ChatBody(GuidedBody, AnswerStartBody, ChatFieldsWithoutEffect):
     can_cite = True
     messages: Messages
@@ -330,7 +367,7 @@ class ChatBody(GuidedBody, AnswerStartBody, ChatFieldsWithoutEffect):
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: SomeTextOr[ChoiceWord, ChosenTools] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from gemserve.api.documents.finder import Finder
-from gemserve.api.requests.base_bodies import MAX_CHOICES, Body
+from gemserve.api.requests.base_bodies import MAX_CHOICES, NO_TEXT, Body
 from gemserve.api.requests.document_reference import NOT_FOUND
+from gemserve.api.requests.served_types import WRONG_TYPE
 from gemserve.errors import DocumentNotFound, RequestError, shown
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -25,8 +26,14 @@ UNSUPPORTED = (
     "functions",
     "web_search_options",
 )
-# what other servers' fields for prompts that a small model reads first are called here
-_HERE = {"specprefill": "filter.reader", "specprefill_keep_pct": "filter.keep, a share or a count"}
+# what other servers' fields are called here
+_HERE = {
+    "specprefill": "filter.reader",  # these two are for prompts that a small model reads first
+    "specprefill_keep_pct": "filter.keep, a share or a count",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "max_new_tokens": "max_tokens",
+    "reasoning": "reasoning_effort",
+}
 _MAX_PATH_CHARS = 200
 # of an endpoint that takes texts only, token ids too, and lists of both
 _PROMPTS = (
@@ -34,6 +41,9 @@ _PROMPTS = (
     "must be a text or token ids",
     f"must be a text, token ids, or a list of up to {MAX_CHOICES} of either",
 )
+# what may stand in place of a text, by pydantic's type of the error
+_KINDS = {"list_type": "a list", "dict_type": "an object", "model_type": "an object"}
+_BEGINNING = "Input should be "
 MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of all messages: parts of their contents, and calls
 MAX_DOCUMENTS = 1000  # that are ranked for one query, or pairs that are scored
@@ -84,7 +94,7 @@ def validate_body(
     """Parsed JSON as its type. Raises `RequestError`."""
     for name in content:  # checked first: validation would collect an error for every field
         if name not in body_type.model_fields:
-            raise _unknown_field(name)
+            raise _unknown_field(name, body_type.model_fields)
     _check_counts(content)
     try:
         return body_type.model_validate(content, context=finder)
@@ -127,7 +137,7 @@ def _check_count(field: str, count: int, kind: str, limit: int) -> None:
 def _validation_error(error: ValidationError, body: object) -> RequestError:
     """Pydantic's first complaint about `body`: names the field, its value and the limit."""
     first, *others = error.errors(include_url=False)
-    path = _path(first["loc"], body, is_missing=first["type"] == "missing")
+    path = _path_of(first, body)
     if first["type"] == "extra_forbidden":
         return _unknown_field(path or "")
     if first["type"] == NOT_FOUND:
@@ -137,21 +147,47 @@ def _validation_error(error: ValidationError, body: object) -> RequestError:
     if path is not None and (field := path.split(".")[0]) in UNSUPPORTED:
         instead = "; use tools" if field == "functions" else ""
         return RequestError(f"{path}={shown(first['input'])}: not supported{instead}", param=path)
-    message = re.sub(r" or instance of \w+$", "", first["msg"].removeprefix("Value error, "))
+    if first["type"] == WRONG_TYPE:
+        return _wrong_type(path, first)
+    message = _message(first)
     if path == "prompt" and first["type"] == "string_type":  # what else it may be is not said
         message = _PROMPTS[min(2, len({other["loc"] for other in others}))]
+    elif others:  # of a union whose members do not say which they are
+        beside = (_message(other) for other in others if _path_of(other, body) == path)
+        message = ", or ".join(
+            dict.fromkeys([message, *(each.removeprefix(_BEGINNING) for each in beside)])
+        )
     given = "null" if first["input"] is None else shown(first["input"])
     return RequestError(f"{path}={given}: {message}", param=path)
 
 
-def _unknown_field(name: str) -> RequestError:
-    name = name[:_MAX_PATH_CHARS]
-    here = f"; here it is {_HERE[name]}" if name in _HERE else ""
+def _message(error: ErrorDetails) -> str:
+    """What the value should be."""
+    kind = error["type"]
+    if kind in _KINDS and error["loc"][-1:] == (NO_TEXT,):
+        return f"must be a text or {_KINDS[kind]}"
+    return re.sub(r" or instance of \w+$", "", error["msg"].removeprefix("Value error, "))
+
+
+def _wrong_type(path: str | None, error: ErrorDetails) -> RequestError:
+    """The error for an object without a type, or with one that is not served."""
+    field, given = f"{path}.type", error["input"].get("type")
+    if given is None:
+        message = f"{field}: required; {error['msg']}"
+        return RequestError(message, param=field, code="missing_field")
+    return RequestError(f"{field}={shown(given)}: {error['msg']}", param=field)
+
+
+def _unknown_field(name: str, known: Collection[str] = ()) -> RequestError:
+    name, instead = name[:_MAX_PATH_CHARS], _HERE.get(name)
+    is_here = instead is not None and re.split("[.,]", instead)[0] in known
+    here = f"; here it is {instead}" if is_here else ""
     return RequestError(f"{name}: unknown field{here}", param=name, code="unknown_field")
 
 
-def _path(location: tuple[int | str, ...], body: object, *, is_missing: bool) -> str | None:
+def _path_of(error: ErrorDetails, body: object) -> str | None:
     """The field's path; pydantic's location also names the members of unions that were tried."""
+    location, is_missing = error["loc"], error["type"] == "missing"
     parts: list[str] = []
     for place, part in enumerate(location):
         is_index = isinstance(part, int) and isinstance(body, list) and part < len(body)

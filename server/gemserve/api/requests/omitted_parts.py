@@ -12,7 +12,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 from pydantic.config import JsonDict
 
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+from gemserve.api.requests.served_types import of_type, type_of
+
+OMITTED = "omitted"  # the tag's type
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text")
 _NAMES = {
     "image_url": "image",
     "input_image": "image",
@@ -50,17 +53,17 @@ def but_not(*served: str) -> JsonDict:
 
 
 def or_omitted(served: Collection[str]) -> Discriminator:
-    """For a union with a tag for each type that is `served`, and the tag "omitted".
+    """For a union with a tag `of_type` for each that is `served`, and one for "omitted".
 
     A member without a type is taken for the first one, whose error then names what is missing.
     """
     first = next(iter(served))
 
     def tag(value: object) -> str:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        kind = type_of(value)
         if not isinstance(kind, str):
-            return first
-        return kind if kind in served else "omitted"
+            kind = first
+        return of_type(kind if kind in served else OMITTED).tag
 
     return Discriminator(tag)
 

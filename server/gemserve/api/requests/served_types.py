@@ -8,12 +8,13 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from gemserve.api.requests.base_bodies import Body
-from gemserve.errors import shown
 
 TEXT_ONLY = "is not read: this server takes text only"
+WRONG_TYPE = "wrong_type"  # the type of pydantic's error about a member whose type is at fault
 
 
 class HistoryItem(Body):
@@ -35,9 +36,14 @@ def type_of(value: object, default: str | None = None) -> Any:
     return default if given is None else given
 
 
-def by_type(default: str) -> Discriminator:
+def of_type(kind: str) -> Tag:
+    """The tag of the member for a type. It is no name of a field: paths in errors leave it out."""
+    return Tag(f"type {kind}")
+
+
+def by_type(default: str | None = None) -> Discriminator:
     """For a union with a tag for each type. `default`: the type of a member that says none."""
-    return Discriminator(lambda value: type_of(value, default))
+    return Discriminator(lambda value: f"type {type_of(value, default)}")
 
 
 def refuse_others(
@@ -58,13 +64,13 @@ def refuse_others(
 
     def check(value: object) -> object:
         if not isinstance(value, dict):
-            raise ValueError("must be an object")
+            raise PydanticCustomError("dict_type", "must be an object")
         kind = type_of(value, default)
         if isinstance(kind, str) and (kind in served or (also and re.fullmatch(also, kind))):
             return value
         reason = reasons.get(kind, otherwise) if isinstance(kind, str) else None
         if reason is not None:
             raise ValueError(f"{kind[:60]} {reason}")
-        raise ValueError(f"type={shown(kind)}: must be one of {listed}")
+        raise PydanticCustomError(WRONG_TYPE, f"must be one of {listed}")
 
     return BeforeValidator(check)

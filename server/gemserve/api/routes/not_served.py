@@ -45,14 +45,14 @@ _NOT_SERVED: dict[str, str] = {
 }
 
 
-def not_served(path: str) -> str | None:
-    """The message of the 404 for a path that clients know from other servers."""
+def not_served(path: str) -> str:
+    """The message of the 404 for a path. Of those of other servers it says what they are for."""
     is_ollamas = _is_under(path, "/api")
     instead = _OLLAMA if is_ollamas else _OPENAI
     for prefix, what in _NOT_SERVED.items():
         if _is_under(path, prefix):
             return f"{path[:100]}: this server does not serve {what}. {instead}"
-    return f"{path[:100]}: this server does not serve this path. {instead}" if is_ollamas else None
+    return f"{path[:100]}: this server does not serve this path. {instead}"
 
 
 def _is_under(path: str, prefix: str) -> bool:

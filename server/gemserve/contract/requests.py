@@ -69,8 +69,6 @@ class Request:
     grammar: Grammar | None = None
     shows_markers: bool = False  # of calls and thinking, also those that are control tokens
     adapter: LoadedAdapter | None = None
-    # `time.monotonic()` until which its first token must come, or it need not be read at all
-    first_token_by_s: float | None = None
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
     cache_salt: str = ""  # and of these only prompts with the same one
     # How it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for some

@@ -256,8 +256,6 @@ class Core:
             return []
         if self._decided:
             return self._end_decided()
-        if late := self._end_late():
-            return late
         limits = self._limits()
         plan = self._scheduler.schedule(
             limits.chunk_tokens,
@@ -538,28 +536,6 @@ class Core:
         """End the requests that want only a selection, and whose selection is known."""
         emitted = [(job, event) for job in self._decided for event in self._events.of_decided(job)]
         self._decided = []
-        self._forget_finished(emitted)
-        return emitted
-
-    def _end_late(self) -> Emitted:
-        """End the requests of which nothing is read and whose first token would come too late.
-
-        Until a request is admitted it is not known what the document cache has of it, so it has all
-        of its time.
-        """
-        now_s, rate, shape = time.monotonic(), self._pace.seconds_per_cost, self.model.shape
-        emitted: Emitted = []
-        for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
-            by_s, job = sequence.request.first_token_by_s, self._jobs[sequence.order]
-            if by_s is None or job.started_s is not None:
-                continue
-            left = find_progress(sequence, shape, running_s=0.0, seconds_per_flop=rate)
-            if now_s + ((left and left.eta_s) or 0.0) > by_s:
-                self._scheduler.finish(sequence, has_failed=True)
-                error = "its first token would have come later than it may"
-                end = self._events.finished(job, "error", 0, error)
-                emitted.append((job, replace(end, is_late=True)))
-        self._runner.change_memory(self._pool.take_changes())
         self._forget_finished(emitted)
         return emitted
 

@@ -21,7 +21,6 @@ from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
-from gemserve.api.requests.client_timeout import client_timeout_s
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.first_difference import EarlierPrompts
 from gemserve.api.requests.json_body import parse_body
@@ -142,7 +141,7 @@ class Submitter:
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
             caller = http.scope["state"].get("caller")
-            with self.preparing.one_more(self.engine, tenant), self.backlog.expecting(tenant):
+            with self.preparing.one_more(self.engine, tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
                 run = partial(self.turns.run, http, tenant)
                 body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
@@ -164,7 +163,6 @@ class Submitter:
                             code="no_libraries",
                         )
                     requests = await self.excerpts.put_in_front(http, wanted, requests, again)
-            timeout_s = min(self.timeout_s, client_timeout_s(http, body))
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -181,10 +179,6 @@ class Submitter:
             parts = requests.requests[0].parts
             difference = None if parts is None else self.earlier.difference(tenant, parts)
             http.scope["state"]["first_difference"] = difference  # for the log
-            # of several choices, none is of use without the others
-            is_alone, wait_s = len(requests.requests) == 1, self.max_wait_s
-            most_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
-            first_by_s = arrived_s + most_s if is_alone else None
             sendable = [
                 replace(
                     request,
@@ -193,7 +187,6 @@ class Submitter:
                     first_difference=difference,
                     documents=finder.ids + _file_ids(body),
                     notes=of_prompt,
-                    first_token_by_s=first_by_s,
                 )
                 for request in requests.requests
             ]
@@ -221,8 +214,7 @@ class Submitter:
             streams,
             joined,
             keep_alive_s=self.keep_alive_s,
-            timeout_s=timeout_s,
-            count_late=self._count_late,
+            timeout_s=self.timeout_s,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
@@ -242,11 +234,6 @@ class Submitter:
             wait_s = self.backlog.wait_s(tenant)
             if wait_s > self.max_wait_s:
                 raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
-
-    def _count_late(self) -> int:
-        """Count a request that nothing was read of, and say when to try again."""
-        self.metrics.rejections.labels(WaitTooLong.code).inc()
-        return self.backlog.retry_after_s()
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 Further arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
 
-It ends with 0 if nothing is known, with 1 if something is, and with 2 if PyPI did not tell.
+It ends with 0 if nothing is known, with 1 if something is or the list is not that of the lock, and
+with 2 if PyPI did not tell.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.make_locks import LOCKS, ROOT, entries, lock_path, torch_requirement
-
-SBOM = ROOT / "build" / "sbom.json"
+from deploy.sbom import SBOM, write_sbom
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +64,17 @@ def read_report(report: str, complaint: str) -> Audit:
     )
 
 
-def write_sbom(listed: Path) -> int:
-    """Write what the image has as a CycloneDX document. Return the number of packages."""
-    SBOM.parent.mkdir(exist_ok=True)
-    command = [
-        *(sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(listed)),
-        *("--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application"),
-        *("--output-reproducible", "--output-file", str(SBOM)),
-    ]
-    subprocess.run(command, check=True)
-    return len(json.loads(SBOM.read_text("utf-8"))["components"])
-
-
 def main() -> int:
     outcomes = {0}
+    differences = write_sbom()
+    print(f"{SBOM.relative_to(ROOT)}: {len(differences)} differences from deploy/image.lock")
+    for line in differences:
+        print(f"  {line}")
+        outcomes.add(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in LOCKS:
             listed = Path(folder) / f"{name}.txt"
             listed.write_text(requirements(name), "utf-8")
-            if name == "image":
-                print(f"{SBOM.relative_to(ROOT)}: {write_sbom(listed)} packages of the image")
             found = audit(listed)
             if found.gap is not None:
                 print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}")

@@ -1,6 +1,7 @@
 """Lists what the image has, and asks PyPI for known weaknesses of it: `make check-deps`.
 
-Further arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
+`--advisories FILE --sha256 HASH` asks a saved archive instead (`saved_advisories`). Further
+arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
 
 It ends with 0 if nothing is known, with 1 if something is or the list is not that of the lock, and
 with 2 if PyPI did not tell.
@@ -8,6 +9,7 @@ with 2 if PyPI did not tell.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.make_locks import LOCKS, ROOT, entries, lock_path, torch_requirement
-from deploy.sbom import SBOM, write_sbom
+from deploy.saved_advisories import Advisories, BadArchive, read_advisories
+from deploy.sbom import SBOM, packages_of_lock, write_sbom
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,17 @@ def requirements(name: str) -> str:
     return "\n".join([*pinned, torch_requirement()]) + "\n"
 
 
-def audit(listed: Path) -> Audit:
+def audit_by(saved: Advisories, listed: str) -> Audit:
+    """What a saved archive knows of a file of requirements."""
+    packages = sorted((package.name, package.version) for package in packages_of_lock(listed))
+    return Audit([line for package in packages for line in saved.weaknesses(*package)])
+
+
+def audit(listed: Path, options: list[str]) -> Audit:
     command = [
         *(sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"),
         *("--progress-spinner", "off", "--timeout", "60", "--requirement", str(listed)),
-        *sys.argv[1:],
+        *options,
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     return read_report(done.stdout, done.stderr)
@@ -65,6 +74,18 @@ def read_report(report: str, complaint: str) -> Audit:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="deploy.check_deps", description=__doc__)
+    parser.add_argument("--advisories", type=Path, metavar="FILE")
+    parser.add_argument("--sha256", default="", metavar="HASH")
+    arguments, options = parser.parse_known_args()
+    saved = None
+    if arguments.advisories is not None:
+        try:
+            saved = read_advisories(arguments.advisories, arguments.sha256)
+        except (OSError, BadArchive) as error:
+            print(f"NOT AUDITED: {error}")
+            return 2
+        print(f"{arguments.advisories}: advisories until {saved.newest}")
     outcomes = {0}
     differences = write_sbom()
     print(f"{SBOM.relative_to(ROOT)}: {len(differences)} differences from deploy/image.lock")
@@ -74,8 +95,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in LOCKS:
             listed = Path(folder) / f"{name}.txt"
-            listed.write_text(requirements(name), "utf-8")
-            found = audit(listed)
+            listed.write_text(text := requirements(name), "utf-8")
+            found = audit(listed, options) if saved is None else audit_by(saved, text)
             if found.gap is not None:
                 print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}")
             else:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
+import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.check_deps import Audit, read_report, requirements
+from deploy.check_deps import Audit, audit_by, read_report, requirements
 from deploy.make_locks import ROOT
+from deploy.saved_advisories import BadArchive, read_advisories
 from deploy.sbom import (
     Package,
     differences,
@@ -45,6 +49,58 @@ def test_silence_is_no_good_news() -> None:
 def test_no_report_says_why() -> None:
     assert read_report("", "Traceback\nProxyError: no route\n") == Audit([], "ProxyError: no route")
     assert read_report("", "").gap == "pip-audit said nothing"
+
+
+def archive_of(path: Path, *records: dict[str, Any]) -> str:
+    """Write an archive as osv.dev has it; its hash."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for record in records:
+            archive.writestr(f"{record['id']}.json", json.dumps(record))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def advisory(name: str, *events: dict[str, str], **fields: Any) -> dict[str, Any]:
+    affected = {
+        "package": {"ecosystem": "PyPI", "name": name},
+        "ranges": [{"type": "ECOSYSTEM", "events": list(events)}],
+    }
+    return {"id": f"X-{name}", "modified": "2026-01-02", "affected": [affected], **fields}
+
+
+@pytest.mark.parametrize(
+    ("version", "is_known"),
+    [("0.9", False), ("1.0", True), ("1.9.9", True), ("2.0", False), ("3.0", True), ("3.1", False)],
+)
+def test_a_saved_archive_knows_which_releases_are_weak(
+    version: str, is_known: bool, tmp_path: Path
+) -> None:
+    events = ({"introduced": "1.0"}, {"fixed": "2.0"}, {"introduced": "3.0"}, {"fixed": "3.1"})
+    withdrawn = advisory("tqdm", {"introduced": "0"}, withdrawn="2026-01-01")
+    path = tmp_path / "all.zip"
+    saved = read_advisories(path, archive_of(path, advisory("Ruamel.yaml", *events), withdrawn))
+    found = audit_by(saved, f"ruamel-yaml=={version} ; python_version > '3'\ntqdm==1.0\n")
+    weak = [f"ruamel-yaml {version}: X-Ruamel.yaml, fixed in 2.0, 3.1"]
+    assert found == Audit(weak if is_known else [])
+    assert saved.newest == "2026-01-02"
+
+
+def test_the_last_release_that_is_weak_may_be_named_and_single_ones(tmp_path: Path) -> None:
+    record = advisory("a", {"introduced": "0"}, {"last_affected": "1.5"})
+    record["affected"][0]["versions"] = ["7"]
+    path = tmp_path / "all.zip"
+    saved = read_advisories(path, archive_of(path, record))
+    weak = [version for version in ("1.5", "1.6", "7") if saved.weaknesses("a", version)]
+    assert weak == ["1.5", "7"]
+
+
+def test_another_archive_or_an_empty_one_is_no_good_news(tmp_path: Path) -> None:
+    path = tmp_path / "all.zip"
+    own = archive_of(path, advisory("a", {"introduced": "0"}))
+    with pytest.raises(BadArchive, match=f"its SHA-256 is {own}, not 0"):
+        read_advisories(path, "0" * 64)
+    nothing = archive_of(path, {"id": "X", "affected": []})
+    with pytest.raises(BadArchive, match="no advisory of a package of PyPI"):
+        read_advisories(path, nothing)
 
 
 def test_torch_is_asked_about_too() -> None:
@@ -94,8 +150,13 @@ def test_what_is_installed_is_compared_too() -> None:
 
 @pytest.mark.skipif(not TOOLS.exists(), reason="make check-deps installs what writes the list")
 def test_the_list_that_is_written_is_that_of_the_lock(tmp_path: Path) -> None:
-    program = f"import pathlib; from deploy.sbom import *; print(write_sbom(pathlib.Path('{tmp_path}/s')))"
-    done = subprocess.run([TOOLS, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    path = tmp_path / "sbom.json"
+    program = (
+        "import pathlib, sys\n"
+        "from deploy.sbom import write_sbom\n"
+        "print(write_sbom(pathlib.Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run([TOOLS, "-c", program, path], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
-    listed = packages_of_sbom(json.loads((tmp_path / "s").read_text("utf-8")))
+    listed = packages_of_sbom(json.loads(path.read_text("utf-8")))
     assert listed == packages_of_lock(locked_for_image())

@@ -108,9 +108,7 @@ def test_what_is_installed_belongs_to_root() -> None:
     copied = [rest for word, rest in _runtime() if word in ("COPY", "ADD")]
     assert copied == ["--from=builder /opt/venv /opt/venv"]  # no --chown, no --chmod
     (run,) = (rest for word, rest in _runtime() if word == "RUN")
-    assert re.findall(r"\b(?:chown|chmod|setfacl) [^&]*", run) == [
-        "chown gemserve:gemserve /cache"
-    ]
+    assert re.findall(r"\b(?:chown|chmod|setfacl) [^&]*", run) == ["chown gemserve:gemserve /cache"]
     (user,) = (rest for word, rest in _runtime() if word == "USER")
     assert user == "10001:10001"  # a number: Kubernetes cannot tell what a name is
     assert f"useradd --uid {user.split(':')[0]} --user-group" in run

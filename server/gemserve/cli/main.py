@@ -103,8 +103,9 @@ def _unknown_words(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> s
         within = [name for name in known if given.removeprefix("--") in name.split("-")]
         meant |= dict.fromkeys(within or get_close_matches(given, known, 2))
     hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+    shown_words = " ".join(_without_secrets(unknown))
     return (
-        f"{parser.prog}: error: unrecognized arguments: {' '.join(_without_secrets(unknown))}{hint}\n"
+        f"{parser.prog}: error: unrecognized arguments: {shown_words}{hint}\n"
         f"{parser.prog} --help lists all options"
     )
 

@@ -31,7 +31,7 @@ VARIABLES = (
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_TRACES_EXPORTER",
 )
-# of OpenTelemetry, and of what it sends with: they show headers that they cannot read, and addresses
+# of OpenTelemetry and what it sends with: they show addresses, and headers that they cannot read
 _EXPORTING_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.util.re",

@@ -141,8 +141,10 @@ ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/cache/huggingface \
     XDG_CACHE_HOME=/cache \
     TRITON_CACHE_DIR=/cache/triton
+# Python imports from the working directory where it is called with -c or -m, as by the health check
+# and for the server's own processes: it must not be a folder that the user can write to.
+WORKDIR /opt/venv
 USER 10001:10001
-WORKDIR /home/gemserve
 VOLUME ["/models", "/cache"]
 EXPOSE 8000
 # A large model loads for minutes before it listens. Proxies are off: they would get the request.

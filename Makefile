@@ -41,7 +41,7 @@ LLAMA ?= xllamacpp==2026.10.11549
 # The tools of `make lock` and `make check-deps`, in an environment of their own.
 DEPS := .venv-deps/.installed
 DEPS_BIN := .venv-deps/bin
-DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8"
+DEPS_TOOLS ?= "uv>=0.9,<1" "pip-audit>=2.9,<3" "cyclonedx-bom>=7,<8" "packaging>=25"
 
 # What builds the site and looks for misspelt words, in an environment of its own. Zensical is
 # below 1.0: another minor release may want other settings.

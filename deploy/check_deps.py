@@ -1,12 +1,15 @@
 """Lists what the image has, and asks PyPI for known weaknesses of it: `make check-deps`.
 
-Further arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
+`--advisories FILE --sha256 HASH` asks a saved archive instead (`saved_advisories`). Further
+arguments go to pip-audit, such as `--vulnerability-service osv` for another service.
 
-It ends with 0 if nothing is known, with 1 if something is, and with 2 if PyPI did not tell.
+It ends with 0 if nothing is known, with 1 if something is or the list is not that of the lock, and
+with 2 if PyPI did not tell.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.make_locks import LOCKS, ROOT, entries, lock_path, torch_requirement
-
-SBOM = ROOT / "build" / "sbom.json"
+from deploy.saved_advisories import Advisories, BadArchive, read_advisories
+from deploy.sbom import SBOM, packages_of_lock, write_sbom
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,17 @@ def requirements(name: str) -> str:
     return "\n".join([*pinned, torch_requirement()]) + "\n"
 
 
-def audit(listed: Path) -> Audit:
+def audit_by(saved: Advisories, listed: str) -> Audit:
+    """What a saved archive knows of a file of requirements."""
+    packages = sorted((package.name, package.version) for package in packages_of_lock(listed))
+    return Audit([line for package in packages for line in saved.weaknesses(*package)])
+
+
+def audit(listed: Path, options: list[str]) -> Audit:
     command = [
         *(sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"),
         *("--progress-spinner", "off", "--timeout", "60", "--requirement", str(listed)),
-        *sys.argv[1:],
+        *options,
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     return read_report(done.stdout, done.stderr)
@@ -64,27 +73,30 @@ def read_report(report: str, complaint: str) -> Audit:
     )
 
 
-def write_sbom(listed: Path) -> int:
-    """Write what the image has as a CycloneDX document. Return the number of packages."""
-    SBOM.parent.mkdir(exist_ok=True)
-    command = [
-        *(sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(listed)),
-        *("--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application"),
-        *("--output-reproducible", "--output-file", str(SBOM)),
-    ]
-    subprocess.run(command, check=True)
-    return len(json.loads(SBOM.read_text("utf-8"))["components"])
-
-
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="deploy.check_deps", description=__doc__)
+    parser.add_argument("--advisories", type=Path, metavar="FILE")
+    parser.add_argument("--sha256", default="", metavar="HASH")
+    arguments, options = parser.parse_known_args()
+    saved = None
+    if arguments.advisories is not None:
+        try:
+            saved = read_advisories(arguments.advisories, arguments.sha256)
+        except (OSError, BadArchive) as error:
+            print(f"NOT AUDITED: {error}")
+            return 2
+        print(f"{arguments.advisories}: advisories until {saved.newest}")
     outcomes = {0}
+    differences = write_sbom()
+    print(f"{SBOM.relative_to(ROOT)}: {len(differences)} differences from deploy/image.lock")
+    for line in differences:
+        print(f"  {line}")
+        outcomes.add(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in LOCKS:
             listed = Path(folder) / f"{name}.txt"
-            listed.write_text(requirements(name), "utf-8")
-            if name == "image":
-                print(f"{SBOM.relative_to(ROOT)}: {write_sbom(listed)} packages of the image")
-            found = audit(listed)
+            listed.write_text(text := requirements(name), "utf-8")
+            found = audit(listed, options) if saved is None else audit_by(saved, text)
             if found.gap is not None:
                 print(f"deploy/{name}.lock: NOT AUDITED: {found.gap}")
             else:

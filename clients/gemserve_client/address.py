@@ -6,6 +6,7 @@ Both come from an argument, else from the environment, else from a default.
 from __future__ import annotations
 
 import os
+import re
 from urllib.parse import urlsplit
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -18,6 +19,12 @@ def server_url(given: str | None = None) -> str:
     """
     url = given or os.environ.get("GEMSERVE_URL") or DEFAULT_URL
     return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+
+
+def redact(text: str) -> str:
+    """Return `text` without what may be secret in its URLs: users, passwords and queries."""
+    text = re.sub(r"(?<=//)[^/@\s]+@", "***@", text)
+    return re.sub(r"(//[^\s?]+\?)[^\s'\"]+", r"\1***", text)
 
 
 def has_key(given: str | None = None) -> bool:

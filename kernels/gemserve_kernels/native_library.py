@@ -85,6 +85,11 @@ def _tried(source: Path, command: str, folder: Path) -> ctypes.CDLL | str:
 
 def _open(source: Path, command: str, folder: Path) -> ctypes.CDLL:
     compiler = _find_compiler(command)
+    if _is_noexec(folder):  # else it would be compiled at each start, for nothing
+        raise CannotCompile(
+            f"{folder} is on a file system from which nothing may be run (noexec): set "
+            "XDG_CACHE_HOME to a folder elsewhere"
+        )
     library = folder / f"{source.stem}-{_key(source, compiler)}.so"
     if library.is_file():
         try:
@@ -180,6 +185,11 @@ def _remove_unfinished(folder: Path) -> None:
 def _folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(base)) / "gemserve" / "compiled"
+
+
+def _is_noexec(folder: Path) -> bool:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return bool(os.statvfs(there).f_flag & getattr(os, "ST_NOEXEC", 0))  # not every system has it
 
 
 def _check_owner(*paths: Path) -> None:

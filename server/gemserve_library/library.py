@@ -538,10 +538,13 @@ class Library:
             connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from disk
             connection.execute("PRAGMA foreign_keys = ON")
             settings = dict(connection.execute("SELECT name, value FROM settings"))
-        if settings.get("format") != _VERSION:
+            columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(files)")}
+        # the first libraries were of format 1, too, but had no versions of files
+        if settings.get("format") != _VERSION or (columns and "version" not in columns):
             raise LibraryError(
-                f"library {self.name}: {DATABASE} is of format {settings.get('format')!r}, and "
-                f"this version of gemserve reads {_VERSION!r}"
+                f"library {self.name}: {DATABASE} is of format {settings.get('format')!r} of "
+                f"another version of gemserve, and this one reads {_VERSION!r}; read the files "
+                "anew: gemserve library add NAME PATH… --anew"
             )
         try:
             own = Identity.of_json(settings["identity"])

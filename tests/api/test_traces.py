@@ -240,6 +240,35 @@ def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"gemserve" in content
 
 
+@pytest.mark.parametrize("kind", ["", "TRACES_"])
+def test_no_line_shows_how_spans_are_sent(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody listens there, of which the address is told; and a colon makes no header."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    address = "http://me:password-1@127.0.0.1:9/v1/traces?key=secret-2"
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT", address)
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}HEADERS", "a=secret-3,b: Bearer secret-4")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+    with caplog.at_level("DEBUG"):
+        traces = open_traces("auto")
+        assert traces is not None
+        scope = {"path": CHAT, "headers": [], "state": {"request_id": "me"}}
+        params = FilterParams(method="none", keep=16)
+        request = Request(
+            request_id="me", prompt_ids=[1], sampling=SamplingParams(max_tokens=1), filter=params
+        )
+        (observer,) = traces.begin(scope, [request], model="fake", arrived_s=time.monotonic())
+        observer.close()
+        traces.shut_down()
+    assert "Header format invalid" in caplog.text
+    assert "127.0.0.1" in caplog.text
+    assert "Failed to export" in caplog.text
+    assert "secret" not in caplog.text
+    assert "password" not in caplog.text
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.startswith("opentelemetry.exporter")]:
         monkeypatch.delitem(sys.modules, name)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +92,60 @@ def test_runs_offline_and_not_as_root() -> None:
     assert runtime["GEMSERVE_HOST"] == "0.0.0.0"
     assert _named("USER")[-1].split(":")[0] not in ("root", "0")
     assert json.loads(_named("ENTRYPOINT")[-1]) == ["gemserve"]
+
+
+def _runtime() -> list[tuple[str, str]]:
+    """The instructions of the last stage, which is the image."""
+    instructions = _instructions()
+    start = max(i for i, (word, _) in enumerate(instructions) if word == "FROM")
+    return instructions[start:]
+
+
+def test_what_is_installed_belongs_to_root() -> None:
+    """Somebody who runs code as the server's user must not change what the server runs next."""
+    words = [word for word, _ in _runtime()]
+    assert not {"RUN", "COPY", "ADD"} & set(words[words.index("USER") :])
+    copied = [rest for word, rest in _runtime() if word in ("COPY", "ADD")]
+    assert copied == ["--from=builder /opt/venv /opt/venv"]  # no --chown, no --chmod
+    (run,) = (rest for word, rest in _runtime() if word == "RUN")
+    assert re.findall(r"\b(?:chown|chmod|setfacl) [^&]*", run) == ["chown gemserve:gemserve /cache"]
+    (user,) = (rest for word, rest in _runtime() if word == "USER")
+    assert user == "10001:10001"  # a number: Kubernetes cannot tell what a name is
+    assert f"useradd --uid {user.split(':')[0]} --user-group" in run
+
+
+def test_python_imports_nothing_from_where_the_user_writes() -> None:
+    """The health check is `python -c`, which imports from the working directory first."""
+    (directory,) = (rest for word, rest in _runtime() if word == "WORKDIR")
+    assert directory == "/opt/venv"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(shutil.which("find") is None, reason="find says what may be written to")
+def test_the_user_can_write_to_its_cache_alone() -> None:
+    """The steps that make and hand over folders, in a folder, and who may write there then."""
+    (run,) = (rest for word, rest in _runtime() if word == "RUN")
+    (user,) = (rest for word, rest in _runtime() if word == "USER")
+    steps = [step for step in run.split(" && ") if step.split()[0] in ("mkdir", "chown", "chmod")]
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        for step in steps:
+            there = re.sub(r"(?<=\s)/", f"{root}/", step).replace("gemserve:gemserve", user)
+            subprocess.run(["/bin/sh", "-c", f"umask 022; {there}"], check=True)
+        made = [sys.executable, "-m", "venv", "--without-pip", f"{root}/opt/venv"]
+        subprocess.run(["/bin/sh", "-c", 'umask 022; "$@"', "sh", *made], check=True)
+        number = int(user.split(":")[0])
+        found = subprocess.run(
+            ["find", root, "-writable", "!", "-type", "l"],
+            user=number,
+            group=number,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            text=True,
+        )
+        assert found.stderr == ""
+        assert found.stdout.split() == [f"{root}/cache"]
 
 
 def test_smollm2_is_the_release_that_setup_installs() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -18,6 +20,7 @@ from gemserve.errors import LibraryBusy, LibraryError, OtherModel
 from gemserve_library.keys_file import KeysFile, rounded_keys
 from gemserve_library.library import DATABASE, Library, remove_library
 from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+from tests.samples.make_samples import SAMPLES
 
 SECRET = "zanzibarcode"
 
@@ -56,6 +59,41 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
     (tmp_path / "a" / DATABASE).write_bytes(content)
     with pytest.raises(LibraryError, match=f"library a: {DATABASE}"):
         Library(tmp_path / "a", IDENTITY)
+
+
+def unpacked_sample(name: str, folder: Path) -> Path:
+    """A library as another version has left it, see `tests/samples/make_samples.py`."""
+    folder.mkdir()
+    for path in (SAMPLES / "library" / name).iterdir():
+        (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    return folder
+
+
+def test_what_this_version_has_written_is_a_library(tmp_path: Path) -> None:
+    library = open_library(unpacked_sample("present", tmp_path / "a"))
+    assert [file.path for file in library.files()] == ["ferry.txt"]
+    assert library.by_words("ferry", library.index().num_passages)
+    assert library.index().counts.tolist() != [0]
+    assert not library.damaged
+
+
+@pytest.mark.parametrize(
+    ("name", "its_format"), [("newer", "'99'"), ("without_versions", "'1' of another")]
+)
+def test_a_library_of_another_version_is_refused(
+    name: str, its_format: str, tmp_path: Path
+) -> None:
+    """One without a column was opened, and failed at the first question by SQLite's words."""
+    folder = unpacked_sample(name, tmp_path / "a")
+    with pytest.raises(LibraryError) as refused:
+        Library(folder, IDENTITY)
+    told = str(refused.value)
+    assert told.startswith(f"library a: {DATABASE} is of format {its_format}")
+    assert re.search(
+        r"this one reads '1'; read the files anew: .* library add NAME PATH… --anew", told
+    )
+    remove_library(folder)  # as --anew does
+    assert open_library(folder).files() == []
 
 
 def test_whoever_is_refused_holds_no_lock(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,6 +258,59 @@ def test_a_damaged_library_is_compiled_anew(
     library.chmod(0o700)
     assert native_library.open_library(source).one() == 1
     assert library.stat().st_size > 0
+
+
+@needs_compiler
+def test_processes_that_compile_at_once_have_one_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replaces the other's file, which the other may have opened by then."""
+    compiler, source = tmp_path / "slow", tmp_path / "one.cpp"
+    # none ends before all have begun
+    compiler.write_text(
+        f"#!/bin/sh\necho >> {tmp_path}/begun\n"
+        f'until [ "$(wc -l < {tmp_path}/begun)" -ge 3 ]; do sleep 0.05; done\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o700)
+    source.write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = (
+        "import pathlib, torch\n"
+        "from gemserve_kernels.native_library import open_library\n"
+        f"print(open_library(pathlib.Path({str(source)!r})).one())\n"
+    )
+    command = [sys.executable, "-c", script]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == [b"1\n"] * 3
+    (library,) = (tmp_path / "gemserve" / "compiled").iterdir()
+    assert library.suffix == ".so"
+
+
+def test_a_cache_from_which_nothing_may_be_run_is_named(
+    fake_compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step was compiled at each start, for most of a minute, and could not be loaded."""
+    folder = fake_compiler(f"touch {tmp_path}/called")
+    flags = os.statvfs(tmp_path).f_flag | os.ST_NOEXEC
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+    with pytest.raises(native_library.CannotCompile, match=rf"^{folder} is on .*XDG_CACHE_HOME"):
+        native_library.open_library(cpu_step.SOURCE)
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
+def test_clang_compiles_the_step_or_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not every clang has OpenMP. Then decode steps run layer by layer, as without a compiler."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "clang++")
+    native_library.forget_libraries()
+    model = CausalModel(models.build("llama"))
+    with caplog.at_level(logging.INFO, logger="gemserve.model"):
+        is_compiled = with_cpu_step(model, "auto") is not model
+    assert is_compiled != ("clang++ fails: " in caplog.text)
 
 
 @needs_compiler

@@ -24,6 +24,7 @@ from gemserve.cli.ask import summary_of
 from gemserve.contract.filter_plan import FilterReason
 from gemserve.contract.reports import FilterReport
 from gemserve.engine.sequence.progress import Progress
+from gemserve_client.address import redact
 from gemserve_client.cli import ask
 from gemserve_client.cli.main import main
 from gemserve_client.replies import FilterReport as ClientReport
@@ -188,6 +189,11 @@ def test_no_server(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("ask", notes, QUESTION, "--url", nobody)
     assert outcome(done) == (1, "", 1)
     assert done.stderr.startswith(f"gemserve-client: no answer from {nobody}/v1: ")
+    with_secrets = nobody.replace("//", "//me:secret-1@") + "/v1?key=secret-2"
+    done = run("models", "--url", with_secrets)
+    assert done.returncode == 1
+    assert "secret" not in done.stderr
+    assert redact(f"{with_secrets} 'x'") == f"{nobody.replace('//', '//***@')}/v1?*** 'x'"
 
 
 def test_a_method_that_the_server_does_not_have(url: str, notes: str) -> None:

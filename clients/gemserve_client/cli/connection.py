@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gemserve_client.address import DEFAULT_URL, has_key, server_key, server_url
+from gemserve_client.address import DEFAULT_URL, has_key, redact, server_key, server_url
 from gemserve_client.cli.errors import Failed, Misused
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def connected(arguments: argparse.Namespace) -> Iterator[GemserveClient]:
     """A client whose errors are raised as `Failed`, or as `Misused` for a bad address."""
     url, key = server_url(arguments.url), server_key(arguments.api_key)
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise Misused(f"url={url}: must look like {DEFAULT_URL}")
+        raise Misused(f"url={redact(url)}: must look like {DEFAULT_URL}")
     if not (key.isascii() and key.isprintable()):
         # the message does not show the key, which is secret
         raise Misused("api key: must be printable ASCII")
@@ -43,10 +43,10 @@ def connected(arguments: argparse.Namespace) -> Iterator[GemserveClient]:
         hint = "" if has_key(arguments.api_key) else ": give --api-key or GEMSERVE_API_KEY"
         raise Failed(f"{_said(error)} (status {error.status_code}{hint})") from error
     except openai.APIStatusError as error:
-        asked = f"{error.request.method} {error.request.url}"
+        asked = f"{error.request.method} {redact(str(error.request.url))}"
         raise Failed(f"{_said(error)} (status {error.status_code}, {asked})") from error
     except openai.APIConnectionError as error:
-        raise Failed(f"no answer from {url}: {error.__cause__ or error}") from error
+        raise Failed(f"no answer from {redact(url)}: {error.__cause__ or error}") from error
     except openai.APIError as error:
         raise Failed(_said(error)) from error
 
@@ -55,7 +55,7 @@ def first_model(client: GemserveClient) -> str:
     """The first model that the server lists."""
     for model in client.models.list():
         return model.id
-    raise Failed(f"{client.base_url} lists no model: --model NAME")
+    raise Failed(f"{redact(str(client.base_url))} lists no model: --model NAME")
 
 
 def _said(error: Any) -> str:

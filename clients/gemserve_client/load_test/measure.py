@@ -24,9 +24,10 @@ from typing import Any
 
 import httpx
 
+from gemserve_client.address import redact
 from gemserve_client.load_test import result_line
 from gemserve_client.load_test.metrics import error_lines, point_name, summarize, table
-from gemserve_client.load_test.options import Options, command_line, read_options, redact
+from gemserve_client.load_test.options import Options, command_line, read_options
 from gemserve_client.load_test.point import Limits, Point, Progress
 from gemserve_client.load_test.result_files import (
     Saved,

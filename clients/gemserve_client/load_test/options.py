@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import httpx
 
+from gemserve_client.address import redact
 from gemserve_client.load_test.metrics import Slo
 from gemserve_client.load_test.traffic import ArrivalKind, Lengths, read_lengths
 
@@ -135,11 +135,6 @@ def command_line(program: str, words: Sequence[str]) -> str:
         shown.append("***" if hides_next else f"{flag}=***" if is_secret and equals else word)
         hides_next = is_secret and not equals
     return redact(f"{program} {shlex.join(shown)}")
-
-
-def redact(content: str) -> str:
-    """A URL without the user and password that it may hold."""
-    return re.sub(r"(?<=//)[^/@\s]+@", "***@", content)
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

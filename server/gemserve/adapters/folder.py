@@ -68,7 +68,13 @@ def read_folder(path: Path, max_bytes: int) -> AdapterFolder:
         return AdapterFolder(
             kind=f"peft {kind}", settings=stated, tensors=tensors, base=None, version=version
         )
-    if stated.keys() != {"format", "type", "base", "settings"} or stated["format"] != FORMAT:
+    if "format" in stated and stated["format"] != FORMAT:
+        raise AdapterError(
+            f"{description_name}: format={shown(stated['format'])}: this version of gemserve reads "
+            f"format {FORMAT}; make the adapter anew with gemserve adapter train or convert, or "
+            "load it with the version that made it"
+        )
+    if stated.keys() != {"format", "type", "base", "settings"}:
         raise AdapterError(
             f"{description_name}: format={shown(stated.get('format'))}, fields "
             f"{shown(', '.join(sorted(stated)))}; this version reads format {FORMAT} with base, "

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from gemserve.contract.filter_options import MAX_KEEP, MIN_KEEP, MIN_SEGMENT, Keep, kept_count
-from gemserve.errors import ConfigError
+from gemserve.errors import ConfigError, shown
 
 FILE = "calibration.json"
+FORMAT = 1  # also of files that name none, which earlier versions wrote
 _SHIPPED = Path(__file__).parent / "shipped"
 
 
@@ -117,6 +118,11 @@ def parse_calibration(
     """The calibration in a file's text. Raises `ConfigError` naming `path` and the field."""
     try:
         content = json.loads(text)
+        if content.get("format", FORMAT) != FORMAT:  # whatever else is in it may mean other things
+            raise ConfigError(
+                f"{path}: format={shown(content['format'])}: this version of gemserve reads format "
+                f"{FORMAT}; delete the file, or write it anew with gemserve calibrate"
+            )
         layer = content["filter_layer"]
         heads = content.get("heads")
         bound = content.get("coverage_bound", Calibration.GUESSED_BOUND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -16,6 +17,9 @@ from gemserve.cli.options import apply_environment, require_no_set_flags
 from gemserve.ending_signals import EndedBySignal
 from gemserve.errors import ConfigError, GemserveError, shown
 from gemserve.wings import CommandLine, wings
+
+# names of options that are followed by what others must not read in a log
+_SECRET = re.compile("(?i)key|token|secret|password|auth|credential")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,10 +103,23 @@ def _unknown_words(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> s
         within = [name for name in known if given.removeprefix("--") in name.split("-")]
         meant |= dict.fromkeys(within or get_close_matches(given, known, 2))
     hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+    shown_words = " ".join(_without_secrets(unknown))
     return (
-        f"{parser.prog}: error: unrecognized arguments: {' '.join(unknown)}{hint}\n"
+        f"{parser.prog}: error: unrecognized arguments: {shown_words}{hint}\n"
         f"{parser.prog} --help lists all options"
     )
+
+
+def _without_secrets(words: Sequence[str]) -> Iterator[str]:
+    """The words, and three dots for what is given to an option such as `--api-key`."""
+    is_secret = False
+    for word in words:
+        if word.startswith("-"):
+            name, equals, _ = word.partition("=")
+            is_secret = _SECRET.search(name) is not None
+            yield f"{name}=…" if is_secret and equals else word
+        else:
+            yield "…" if is_secret else word
 
 
 def _print_problems(problems: Sequence[str]) -> None:

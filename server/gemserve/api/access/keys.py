@@ -163,7 +163,12 @@ def _read(path: str) -> tuple[frozenset[bytes], _Version]:
             version = _version_of(os.fstat(file.fileno()))
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        # somebody may have given a key where a file's name belongs
+        may_be_key = bool(path) and os.sep not in path and isinstance(error, FileNotFoundError)
+        place = (
+            "a key file, whose name is not shown because it may be a key" if may_be_key else path
+        )
+        raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes, the limit of a key file")
     hashes: set[bytes] = set()

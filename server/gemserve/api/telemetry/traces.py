@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import gemserve
 from gemserve.config import Switch
@@ -29,6 +31,13 @@ VARIABLES = (
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_TRACES_EXPORTER",
 )
+# of OpenTelemetry and what it sends with: they show addresses, and headers that they cannot read
+_EXPORTING_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.util.re",
+    "urllib3.connectionpool",
+)
+_SHORTEST_SECRET = 6  # characters
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/filter": "filter",
@@ -58,12 +67,50 @@ def open_traces(otel: Switch, environment: Mapping[str, str] = os.environ) -> Tr
             raise ConfigError(message) from error
         log.warning("%s; none are exported", message)
         return None
+    hidden = HideSecrets(environment)
+    for name in _EXPORTING_LOGGERS:
+        exporting = logging.getLogger(name)
+        exporting.filters[:] = [f for f in exporting.filters if not isinstance(f, HideSecrets)]
+        exporting.addFilter(hidden)
     attributes = {"service.version": gemserve.__version__}
     if not environment.get("OTEL_SERVICE_NAME"):
         attributes["service.name"] = "gemserve"
     provider = TracerProvider(resource=Resource.create(attributes))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Traces(provider)
+
+
+class HideSecrets(logging.Filter):
+    """Replaces in log lines what may be secret of how traces are sent, as `environment` says it.
+
+    These are the headers, and in addresses user, password and query.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__()
+        # the longest first: one may be part of another; short ones are parts of other words
+        found = {text for text in _secrets_of(environment) if len(text) >= _SHORTEST_SECRET}
+        self._secrets = sorted(found, key=len, reverse=True)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = shown = record.getMessage()
+        for secret in self._secrets:
+            shown = shown.replace(secret, "…")
+        if shown != text:
+            record.msg, record.args = shown, ()
+        return True
+
+
+def _secrets_of(environment: Mapping[str, str]) -> Iterator[str]:
+    for kind in ("", "TRACES_"):
+        headers = environment.get(f"OTEL_EXPORTER_OTLP_{kind}HEADERS", "")
+        for header in headers.split(","):
+            yield from (header.strip(), *re.split(r"[=\s]+", header.strip())[1:])
+        try:
+            address = urlsplit(environment.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT", ""))
+        except ValueError:
+            continue
+        yield from (address.query, address.password or "", address.netloc.rpartition("@")[0])
 
 
 class Traces:

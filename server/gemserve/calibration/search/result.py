@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gemserve.calibration.files import FORMAT
 from gemserve.calibration.search.head_search import Head
 
 CLEARLY = 0.05  # a difference of shares of right answers that counts
@@ -132,6 +133,7 @@ class CalibrationResult:
                 "whole_score": self.whole_score,
             }
         return {
+            "format": FORMAT,
             "filter_layer": self.chosen.layer,
             "heads": [list(head) for head in self.chosen.heads],
             "ends_with": self.chosen.ends_with,

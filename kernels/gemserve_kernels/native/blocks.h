@@ -172,16 +172,18 @@ struct ByteRows {
 // Sums of each output's bytes, which are below 2^BITS, times a row's. `start` with what is added to
 // them, `add` quads, of which `n` were added before, and take `total`. GROUP: quads that are best
 // added for one row before the next row.
-#if defined(__AVX512VNNI__)
-template <int BITS> struct QuadSums {
+struct WholeSums {
     static constexpr int OFFSET = 0, GROUP = 1;
     ivec sums;
 
     void start(int32_t given) { sums = ivec{} + given; }
+    ivec total(int32_t) const { return sums; }
+};
+#if defined(__AVX512VNNI__)
+template <int BITS> struct QuadSums : WholeSums {
     void add(int, uvec q, int32_t four) {
         sums = (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)q, _mm512_set1_epi32(four));
     }
-    ivec total(int32_t) const { return sums; }
 };
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 typedef int8_t bvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -233,16 +235,11 @@ template <int BITS> struct QuadSums {
 #endif
 };
 #else
-template <int BITS> struct QuadSums {
-    static constexpr int OFFSET = 0, GROUP = 1;
-    ivec sums;
-
-    void start(int32_t given) { sums = ivec{} + given; }
+template <int BITS> struct QuadSums : WholeSums {
     void add(int, uvec q, int32_t four) {
         for (int i = 0; i < 4; i++)
             sums += (ivec)((q >> (8 * i)) & 0xffu) * int32_t(int8_t(uint32_t(four) >> (8 * i)));
     }
-    ivec total(int32_t) const { return sums; }
 };
 #endif
 

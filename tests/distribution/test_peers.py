@@ -13,7 +13,9 @@ import pytest
 from benchmarks import peers
 from benchmarks.other_servers import peer_models, peer_servers
 from benchmarks.other_servers.peer_servers import Room, Setup
+from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
+from gemserve.model.loading.checkpoint import open_checkpoint
 
 ARGUMENTS = argparse.Namespace(
     lengths=[1024, 16_384], streams=[1, 16], mixed=[8], decode_tokens=192, answer_tokens=32
@@ -73,7 +75,7 @@ def test_vllm_gets_memory_for_all_streams(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_keys_and_values_of_a_token_are_counted_in_all_layers() -> None:
-    config = peer_models.open_checkpoint(peer_models.ModelConfig(model="builtin")).config
+    config = open_checkpoint(ModelConfig(model="builtin")).config
     size = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
     assert peer_models.kv_bytes_per_token("builtin") == size
 

@@ -70,25 +70,13 @@ _MIXED_TOKENS = 4096
 _SHORT_TOKENS = 256
 _TTFT_TOKENS = 2
 _WARM_UP = "Nothing is asked here. " * 200
-_WARM_UP_TOKENS = 1250  # the most that a tokenizer makes of it, nearly
+_WARM_UP_TOKENS = 1100  # with the chat template's, by most tokenizers
 _SPARE_TOKENS = 128  # prompts differ a little from the length that is asked for
 _CONTEXT_STEP = 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default=SMOLLM2, help="a GGUF file; default: %(default)s")
-    parser.add_argument("--contestants", help="default: all, for which there are programs")
-    parser.add_argument("--measures", default=",".join(_MEASURES))
-    parser.add_argument("--lengths", type=results.numbers, default=[1024, 2048, 4096, 6000, 7900])
-    parser.add_argument("--streams", type=results.numbers, default=[1, 8, 16])
-    parser.add_argument("--mixed", type=results.numbers, default=[4, 16])
-    parser.add_argument("--documents", type=results.numbers, default=[6000], help="their tokens")
-    parser.add_argument("--decode-tokens", type=int, default=192)
-    parser.add_argument("--answer-tokens", type=int, default=32, help="of a mixed request")
-    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "peers")
-    parser.add_argument("--llama-server", type=Path, help=f"the program of {NATIVE!r}")
-    results.add_common(parser)
+    parser = _parser()
     arguments = parser.parse_args()
     known = [
         name
@@ -103,7 +91,6 @@ def main() -> None:
     measures = arguments.measures.split(",")
     if not set(measures) <= set(_MEASURES):
         parser.error(f"--measures: {arguments.measures!r}: must be of {', '.join(_MEASURES)}")
-    arguments.models.mkdir(parents=True, exist_ok=True)
     setup = Setup(
         model=arguments.model, models=arguments.models, llama_server=arguments.llama_server
     )
@@ -111,6 +98,7 @@ def main() -> None:
         peer_models.gguf_file(setup.model)
     except ModelError as error:
         parser.error(f"--model: {error}")
+    setup.models.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops the servers
     rows: list[dict[str, Any]] = []
     contestants = [CONTESTANTS[name] for name in names if name in CONTESTANTS]
@@ -122,6 +110,23 @@ def main() -> None:
         context = context_of(max(arguments.documents), 0)
         rows += peer_documents.measure(names, documents, setup, context, _FIRST_PORT)
     results.finish("peers", "cpu", rows, arguments.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default=SMOLLM2, help="a GGUF file; default: %(default)s")
+    parser.add_argument("--contestants", help="default: all whose programs are known")
+    parser.add_argument("--measures", default=",".join(_MEASURES))
+    parser.add_argument("--lengths", type=results.numbers, default=[1024, 2048, 4096, 6000, 7900])
+    parser.add_argument("--streams", type=results.numbers, default=[1, 8, 16])
+    parser.add_argument("--mixed", type=results.numbers, default=[4, 16])
+    parser.add_argument("--documents", type=results.numbers, default=[6000], help="their tokens")
+    parser.add_argument("--decode-tokens", type=int, default=192)
+    parser.add_argument("--answer-tokens", type=int, default=32, help="of a mixed request")
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "peers")
+    parser.add_argument("--llama-server", type=Path, help=f"the program of {NATIVE!r}")
+    results.add_common(parser)
+    return parser
 
 
 def rooms(measures: Sequence[str], arguments: argparse.Namespace) -> dict[str, Room]:

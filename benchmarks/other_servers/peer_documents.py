@@ -1,8 +1,8 @@
 """First and further questions about one document, beside other servers that cache beginnings.
 
 Part of `peers.py`. Every server is started for this alone, gets the same prompts one at a time, and
-is stopped. Its memory is the resident set of all its processes: before the document, and after the
-last question. transformers' continuous batching runs in a process of its own without HTTP.
+is stopped. Its memory is that of all its processes: before the document, and after the last
+question. transformers' continuous batching runs in a process of its own without HTTP.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
-from benchmarks.other_servers.peer_servers import MODEL, Contestant, Server
+from benchmarks.other_servers.peer_servers import Contestant, Room, Server, Setup
 from benchmarks.shared import results
 from benchmarks.shared.streamed_chat import stream_chat
 
@@ -46,17 +45,20 @@ _IN_PROCESS_SCRIPT = Path(__file__).with_name("peer_transformers.py")
 Seen = dict[str, Any]
 
 
-def measure(names: Sequence[str], documents: Sequence[str], models: Path, port: int) -> list[Seen]:
+def measure(
+    names: Sequence[str], documents: Sequence[str], setup: Setup, context: int, port: int
+) -> list[Seen]:
     """A row for every contestant and document. `port`: a free one, for one server at a time."""
     rows: list[Seen] = []
+    room = Room(2 * len(documents), context)  # the documents, and the questions about them
     for name in names:
         if name not in NAMES:
             continue
         results.note(f"documents: {name}")
         if name == IN_PROCESS:
-            seen = _in_process(documents)
+            seen = _in_process(documents, setup.model, room)
         else:
-            seen = _over_http(CONTESTANTS[name], documents, models, port)
+            seen = _over_http(CONTESTANTS[name], documents, setup, room, port)
         for row in seen:
             rows.append({"measured": "document", "contestant": name, **row})
             results.note("")
@@ -82,18 +84,19 @@ def summary(asked: Sequence[Seen]) -> Seen:
 
 
 def _over_http(
-    contestant: Contestant, documents: Sequence[str], models: Path, port: int
+    contestant: Contestant, documents: Sequence[str], setup: Setup, room: Room, port: int
 ) -> list[Seen]:
-    server = Server(contestant.server, models, port, 1, models / f"{contestant.server}.log")
+    server = Server(contestant.server, setup, room, port)
     rows = []
     try:
         with server.running(), httpx.Client(base_url=server.url, timeout=_TIMEOUT_S) as http:
-            _ask(http, contestant, "Say hello. " * 100)  # warm-up
+            _ask(http, contestant, setup.name, "Say hello. " * 100)  # warm-up
             for document in documents:
-                before, cached_before = _resident_bytes(server.pid), _cache_bytes(http)
-                asked = [_ask(http, contestant, prompt) for prompt in prompts_of(document)]
+                before, cached_before = server.resident_bytes(), _cache_bytes(http)
+                prompts = prompts_of(document)
+                asked = [_ask(http, contestant, setup.name, prompt) for prompt in prompts]
                 row = summary(asked)
-                row["resident_bytes"] = _resident_bytes(server.pid)
+                row["resident_bytes"] = server.resident_bytes()
                 row["resident_growth"] = row["resident_bytes"] - before
                 if cached_before is not None:
                     row["cache_bytes"] = (_cache_bytes(http) or 0) - cached_before
@@ -103,9 +106,9 @@ def _over_http(
     return rows
 
 
-def _ask(http: httpx.Client, contestant: Contestant, prompt: str) -> Seen:
+def _ask(http: httpx.Client, contestant: Contestant, model: str, prompt: str) -> Seen:
     body = {
-        "model": MODEL,
+        "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": _ANSWER_TOKENS,
         "temperature": 0,
@@ -122,11 +125,6 @@ def _ask(http: httpx.Client, contestant: Contestant, prompt: str) -> Seen:
     return {"ttft_s": ttft_s, "prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached}
 
 
-def _resident_bytes(pid: int) -> int:
-    process = psutil.Process(pid)
-    return sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))
-
-
 def _cache_bytes(http: httpx.Client) -> int | None:
     """What gemserve's document cache holds, by its metrics; None for another server."""
     found = re.search(
@@ -135,13 +133,14 @@ def _cache_bytes(http: httpx.Client) -> int | None:
     return None if found is None else round(float(found[1]) * _GEMSERVE_KV_BYTES)
 
 
-def _in_process(documents: Sequence[str]) -> list[Seen]:
+def _in_process(documents: Sequence[str], model: str, room: Room) -> list[Seen]:
     """The rows that `peer_transformers.py` prints, or one with its last words."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.json"
         path.write_text(json.dumps([prompts_of(document) for document in documents]))
+        options = ("--model", model, "--tokens", str(room.streams * room.context))
         done = subprocess.run(
-            [sys.executable, str(_IN_PROCESS_SCRIPT), str(path)],
+            [sys.executable, str(_IN_PROCESS_SCRIPT), str(path), *options],
             capture_output=True,
             text=True,
             timeout=len(documents) * _TIMEOUT_S,

@@ -20,7 +20,7 @@ import psutil
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.other_servers.peer_servers import CONTEXT, MODEL
+from benchmarks.other_servers.peer_servers import SMOLLM2
 from gemserve.config import ModelConfig
 from gemserve.model.loading.checkpoint import open_checkpoint
 
@@ -34,8 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--attention", default="sdpa", choices=("sdpa", "paged|eager"))
+    parser.add_argument("--model", default=SMOLLM2)
+    parser.add_argument("--tokens", type=int, default=16_384, help="that there is memory for")
     arguments = parser.parse_args()
-    checkpoint = open_checkpoint(ModelConfig(model=MODEL))
+    checkpoint = open_checkpoint(ModelConfig(model=arguments.model))
     tokenizer = checkpoint.load_tokenizer()
     model = checkpoint.load_weights(torch.float32).eval()
     model.set_attn_implementation(arguments.attention)
@@ -43,7 +45,7 @@ def main() -> None:
     rows: list[list[Seen]] = []
     settings = ContinuousBatchingConfig(
         page_size=_PAGE_TOKENS,
-        num_blocks=2 * len(documents) * CONTEXT // _PAGE_TOKENS,
+        num_blocks=arguments.tokens // _PAGE_TOKENS,
         max_batch_tokens=_CHUNK_TOKENS,
         allow_block_sharing=True,
         use_cuda_graph=False,

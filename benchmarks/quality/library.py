@@ -43,6 +43,7 @@ from benchmarks.quality.real_documents import (
     read_questions,
 )
 from benchmarks.shared import results
+from gemserve.config import EngineConfig
 from gemserve.contract.filter_options import FilterOptions
 from gemserve.contract.sampling import SamplingParams
 from gemserve.llm import LLM
@@ -191,10 +192,12 @@ def flat(text: str) -> str:
 
 
 class Measurement:
-    """One library and the model that has read it."""
+    """One library, the model that has read it, and the one that answers."""
 
-    def __init__(self, folder: Path, model: str, asked: Sequence[Asked]) -> None:
-        self.llm = LLM(model)
+    def __init__(
+        self, folder: Path, model: str, reader: str | None, asked: Sequence[Asked]
+    ) -> None:
+        self.llm = LLM(model, EngineConfig(reader=reader))
         self.library: Library = LibrariesOf(self.llm).open(folder)
         there = {Path(file.path).name for file in self.library.files()}
         self.asked = [each for each in asked if each.file in there]
@@ -491,6 +494,7 @@ def main() -> None:
     asking.add_argument("--library", type=Path, required=True, help="the library's folder")
     asking.add_argument("--questions", type=Path, required=True, help="written by collect")
     asking.add_argument("--model", default="builtin")
+    asking.add_argument("--reader", help="the model that has read it, if another one answers")
     asking.add_argument("--candidates", type=results.numbers, default=[4, 16, 64])
     asking.add_argument(
         "--answers", type=results.numbers, default=[], help="candidates to answer by"
@@ -513,7 +517,7 @@ def main() -> None:
     asked = [Asked(**{**each, "answers": tuple(each["answers"])}) for each in listed]
     if arguments.kinds:
         asked = [each for each in asked if each.kind in arguments.kinds]
-    measurement = Measurement(arguments.library, arguments.model, asked)
+    measurement = Measurement(arguments.library, arguments.model, arguments.reader, asked)
     files, segments, tokens = measurement.library.totals()
     size = measurement.library.num_bytes
     rows: list[dict[str, Any]] = [

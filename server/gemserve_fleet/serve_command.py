@@ -63,11 +63,6 @@ def problems_with_replicas(
             f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "
             f"with replicas={num_replicas}"
         )
-    if engine.reader is not None:
-        yield (
-            f"reader={engine.reader}: only one engine can have a reader; leave it out with "
-            f"replicas={num_replicas}"
-        )
     if server.library_dir is not None:
         yield (
             f"library_dir={server.library_dir}: libraries are those of one engine; leave it out "

@@ -286,6 +286,7 @@ def _reading_of(request: Request) -> Request | None:
         cache_salt=request.cache_salt,
         documents=request.documents,
         priority=request.priority,
+        notes=request.notes,
     )
 
 

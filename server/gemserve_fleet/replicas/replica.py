@@ -44,6 +44,7 @@ class Replica:
         from gemserve.api.telemetry.traces import open_traces
         from gemserve.calibration.search.calibrated_core import build_calibrated_core
         from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
+        from gemserve.engine.reader import CoreWithReader
         from gemserve_fleet.replicas.model_reading import model_reading
         from gemserve_fleet.replicas.ray_peers import RayPeers
         from gemserve_fleet.replicas.relayed_app import RelayedApp
@@ -55,11 +56,12 @@ class Replica:
         log_to_stderr()
         model, server = settings.model, settings.server
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
+        looking = core.reader if isinstance(core, CoreWithReader) else core
         self._model = model_reading(
-            core.config,
-            core.calibration,
-            core.model.shape,
-            has_cache=core.config.cache_memory > 0 and core.model.has_reusable_beginnings,
+            looking.config,
+            looking.calibration,
+            looking.model.shape,
+            has_cache=looking.config.cache_memory > 0 and looking.model.has_reusable_beginnings,
         )
         name = served_name(model, server)
         # the ingress has replicas load the adapters, so that all have the same
@@ -76,9 +78,13 @@ class Replica:
             self._traces,
             is_replica=True,
             load_adapter=adapters.stage,
-            new_sharing=lambda backlog, metrics: SegmentSharing(
-                self._serving.engine, backlog, peers, metrics.lent_segments()
-            ),
+            new_sharing=(
+                lambda backlog, metrics: SegmentSharing(
+                    self._serving.engine, backlog, peers, metrics.lent_segments()
+                )
+            )
+            if looking is core  # a reader's pass is so short that lending it would cost more
+            else None,
         )
         self._shares = ShareReader(
             self._serving.engine, self._serving.adapters, self._app.state.backlog

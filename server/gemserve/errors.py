@@ -421,13 +421,13 @@ class QueueFull(GemserveError):
 
 
 class WaitTooLong(QueueFull):
-    """A request that would wait longer for its first token than the server lets any wait."""
+    """A request that would wait longer than the server lets any wait, or than its client waits."""
 
     def __init__(self, *, wait_s: float, limit_s: float) -> None:
         GemserveError.__init__(
             self,
-            f"The requests before this one will take about {wait_s:.1f} s; this server lets none "
-            f"wait for more than {limit_s:g} s.",
+            f"The requests before this one will take about {wait_s:.1f} s; it may wait for "
+            f"{limit_s:g} s, by this server's --max-wait or by its client's timeout.",
         )
 
 

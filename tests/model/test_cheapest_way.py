@@ -121,6 +121,18 @@ def test_a_document_asked_about_twice_is_read_whole_in_idle_time() -> None:
     assert idle(core) == 0
 
 
+def test_idle_reading_has_as_much_time_as_it_takes() -> None:
+    """It ended as its request would have, for a stream that nobody had, and with it the engine."""
+    core = core_of()
+    answer(core, replace(request(core, 2), begin_within_s=60.0))
+    answer(core, replace(request(core, 3), begin_within_s=60.0))
+    assert core._is_reading_idly()
+    job = core._idle_job
+    assert job is not None
+    job.added_s -= 1000
+    assert idle(core)
+
+
 def test_a_request_ends_what_is_read_idly_and_what_is_read_stays() -> None:
     core = core_of(max_chunk_tokens=512)
     answer(core, request(core, 2))

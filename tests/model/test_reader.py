@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
-from gemserve.engine.reader import CoreWithReader, ReaderCore
+from gemserve.engine.reader import CoreWithReader, ReaderCore, ReadJob
 from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
@@ -138,6 +139,23 @@ def test_each_request_gets_its_events_in_order_and_one_end(paired: LLM) -> None:
         assert kinds == [Filtered, *[TextDelta] * tokens, Finished]
     assert (core.num_running, core.num_waiting) == (0, 0)
     assert core.is_idle or core.cache_usage_ratio > 0
+
+
+def test_what_has_waited_too_long_ends_in_the_reader(paired: LLM) -> None:
+    job = paired.core.add(request(paired, "late", begin_within_s=0.0))
+    assert isinstance(job, ReadJob)
+    time.sleep(0.01)
+    (end,) = run(paired.core, {job: "late"})["late"]
+    assert isinstance(end, Finished)
+    assert end.is_late
+
+
+def test_what_the_reader_has_begun_is_answered(paired: LLM) -> None:
+    job = paired.core.add(request(paired, "begun", begin_within_s=60.0))
+    while job.answer is None:
+        paired.core.step()
+    assert job.answer.request.begin_within_s == math.inf
+    assert isinstance(run(paired.core, {job: "begun"})["begun"][-1], Finished)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6, 9, 14])

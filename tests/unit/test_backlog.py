@@ -131,3 +131,23 @@ def test_prompts_that_are_not_read_have_a_limit_together() -> None:
     backlog.check_room(41)
     job.close()
     backlog.check_room(101)
+
+
+def test_requests_that_are_being_tokenized_count_as_usual_ones() -> None:
+    """A burst found room all at once, while the first of it were parsed, and was answered late."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    asked = request(900, 100, b"a")
+    for _ in range(100):
+        job = backlog.enter(asked)
+        clock.now_s += 1
+        read(job, asked)
+        draw(job, 100)
+        job.see(Finished(reason="stop", completion_tokens=100))
+        job.close()
+    assert backlog.wait_s(b"a") == 0
+    with backlog.expecting(b"a"), backlog.expecting(b"a"), backlog.expecting(b"a"):
+        assert backlog.wait_s(b"a") == pytest.approx(3, rel=0.1)
+        assert backlog.wait_s(b"b") == 0
+    assert backlog.wait_s(b"a") == 0
+    assert backlog.tokens_left == 0

@@ -73,6 +73,8 @@ class Finished:
     proposed_tokens: int = 0  # by prompt-lookup decoding
     accepted_tokens: int = 0  # of these
     error: str | None = None  # set exactly if the reason is `error`
+    is_late: bool = False  # nothing of it was read: its first token would have come too late
+    retry_after_s: int | None = None  # set by the API if so
     stop: str | None = None  # the stop string that ended the answer, if one did
     attention: AnswerAttention | None = None  # if the request asks for it
     segments_read: SegmentsRead | None = None  # if it wants no more

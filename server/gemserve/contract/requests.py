@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,6 +70,7 @@ class Request:
     grammar: Grammar | None = None
     shows_markers: bool = False  # of calls and thinking, also those that are control tokens
     adapter: LoadedAdapter | None = None
+    begin_within_s: float = math.inf  # after so long in the engine it ends, if nothing is read
     tenant: bytes = b""  # whose prompts it may share computed keys and values with
     cache_salt: str = ""  # and of these only prompts with the same one
     # How it will be filtered. `FilterPlanner.planned` makes it, where requests are built: for some
@@ -102,6 +104,10 @@ class Request:
             for start in range(0, len(ids), _READ_AT_ONCE):
                 array[start : start + _READ_AT_ONCE] = ids[start : start + _READ_AT_ONCE]
             object.__setattr__(self, "_array", (self.prompt_ids, array))
+
+    def __repr__(self) -> str:
+        # a traceback with it is logged, where no prompt should be
+        return f"Request({self.request_id!r}, {len(self.prompt_ids)} tokens)"
 
     @property
     def tokens(self) -> TokenArray:

@@ -256,6 +256,8 @@ class Core:
             return []
         if self._decided:
             return self._end_decided()
+        if late := self._end_late():
+            return late
         limits = self._limits()
         plan = self._scheduler.schedule(
             limits.chunk_tokens,
@@ -536,6 +538,22 @@ class Core:
         """End the requests that want only a selection, and whose selection is known."""
         emitted = [(job, event) for job in self._decided for event in self._events.of_decided(job)]
         self._decided = []
+        self._forget_finished(emitted)
+        return emitted
+
+    def _end_late(self) -> Emitted:
+        """End the requests that have waited too long and of which nothing is read."""
+        now_s = time.monotonic()
+        emitted: Emitted = []
+        for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
+            job = self._jobs[sequence.order]
+            waited_s = now_s - job.added_s
+            if job.started_s is None and waited_s > sequence.request.begin_within_s:
+                self._scheduler.finish(sequence)
+                error = f"nothing was read of it after {waited_s:.1f} s"
+                end = self._events.finished(job, "error", 0, error)
+                emitted.append((job, replace(end, is_late=True)))
+        self._runner.change_memory(self._pool.take_changes())
         self._forget_finished(emitted)
         return emitted
 

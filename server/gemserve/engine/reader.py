@@ -7,6 +7,7 @@ step in turn: prompts that either of them reads share the time between two decod
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -287,12 +288,13 @@ def _reading_of(request: Request) -> Request | None:
         documents=request.documents,
         priority=request.priority,
         notes=request.notes,
+        begin_within_s=request.begin_within_s,
     )
 
 
 def _with_choice(read: ReadJob, kept: Kept) -> Request:
     """The request with what the reader has chosen for it."""
-    request, plan = replace(read.request, reading=None), read.request.plan
+    request, plan = replace(read.request, reading=None, begin_within_s=math.inf), read.request.plan
     assert plan is not None
     num_read = len(read.reading.request.prompt_ids)
     if len(kept.positions) == num_read:

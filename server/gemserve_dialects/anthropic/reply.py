@@ -206,7 +206,10 @@ async def _events(
 
 def _failure_event(finished: Finished, request_id: str) -> str:
     message = failure_body(finished)["error"]["message"]
-    return named_event(anthropic_error(message, status=500, request_id=request_id))
+    error = anthropic_error(
+        message, status=500, request_id=request_id, is_overloaded=finished.is_late
+    )
+    return named_event(error)
 
 
 def _in_pause(progress: ProgressReader | None) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
@@ -15,6 +16,7 @@ from gemserve.contract.requests import Request
 from gemserve.errors import QueueFull
 
 LEAST_S, MOST_S = 1, 60
+_NEW_SHARE = 0.05  # of the newest prompt in their average
 _HALF_LIFE_S = 30.0  # of what is known about the rate, in time under load
 
 
@@ -35,6 +37,7 @@ class Backlog:
         self._busy_since_s = 0.0
         self._done_tokens = 0.0
         self._busy_s = 0.0
+        self._prompt_tokens = 0.0  # of a prompt, on average
         self._answers = 0
         self._answer_tokens = 0.0  # of an answer, on average
 
@@ -42,9 +45,26 @@ class Backlog:
         """Count a request until its job is closed."""
         if not self._jobs:
             self._busy_since_s = self._clock()
-        job = BacklogJob(self, request.tenant, len(request.prompt_ids), request.sampling.max_tokens)
+        num_tokens = len(request.prompt_ids)
+        self._prompt_tokens += (num_tokens - self._prompt_tokens) * _NEW_SHARE
+        job = BacklogJob(self, request.tenant, num_tokens, request.sampling.max_tokens)
         self._jobs.add(job)
         return job
+
+    @contextmanager
+    def expecting(self, tenant: bytes) -> Iterator[None]:
+        """Count a request of usual length while it is parsed and tokenized.
+
+        Else all that come meanwhile would find room, and none of them would be answered in time.
+        """
+        if not self._jobs:
+            self._busy_since_s = self._clock()
+        expected = BacklogJob(self, tenant, round(self._prompt_tokens), round(self._answer_tokens))
+        self._jobs.add(expected)
+        try:
+            yield
+        finally:
+            self.leave(expected)
 
     def check_room(self, num_tokens: int = 1) -> None:
         """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait."""

@@ -60,17 +60,19 @@ class EventReader:
         keep_alive_s: float,
         timeout_s: float,
         count_unbuilt: Callable[[], None],
+        count_late: Callable[[], int],
     ) -> None:
         """`timeout_s`: after so long the streams that have not ended fail.
 
-        `count_unbuilt`: for whoever cannot build a reply from what is read here.
+        `count_unbuilt`: for whoever cannot build a reply from what is read here. `count_late`: for
+        streams that end because they would have come too late; it says when to try again.
         """
         self.streams = streams
         self._http = http
         self._observers = observers
         self.keep_alive_s = keep_alive_s
         self.count_unbuilt = count_unbuilt
-        self._timeout_s = timeout_s
+        self._timeout_s, self._count_late = timeout_s, count_late
         self._is_overdue = False
 
     async def events(self) -> AsyncGenerator[Arrival]:
@@ -139,13 +141,15 @@ class EventReader:
             stream.cancel()
 
     def _explained(self, event: Event) -> Event:
-        """The event, or why it ended a stream that has taken too long.
+        """The event, or why it ended a stream that has taken too long, or would have.
 
         The engine may have been done in time: then it was the client that has read too slowly.
         """
         if self._is_overdue and isinstance(event, Finished):
-            error = f"it took longer than {self._timeout_s:g} s, the limit of this server"
-            return replace(event, reason="error", error=error)
+            limit = f"{self._timeout_s:g} s, the limit of this server or of its client"
+            return replace(event, reason="error", error=f"it took longer than {limit}")
+        if isinstance(event, Finished) and event.is_late:
+            return replace(event, retry_after_s=self._count_late())
         return event
 
     async def _cancel_on_disconnect(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
+from gemserve.api.requests.client_timeout import client_timeout_s
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.first_difference import EarlierPrompts
 from gemserve.api.requests.json_body import parse_body
@@ -141,7 +143,7 @@ class Submitter:
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
             caller = http.scope["state"].get("caller")
-            with self.preparing.one_more(self.engine, tenant):
+            with self.preparing.one_more(self.engine, tenant), self.backlog.expecting(tenant):
                 work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
                 run = partial(self.turns.run, http, tenant)
                 body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
@@ -163,7 +165,9 @@ class Submitter:
                             code="no_libraries",
                         )
                     requests = await self.excerpts.put_in_front(http, wanted, requests, again)
-            self.check_room(tenant)  # others may have come meanwhile
+            timeout_s = min(self.timeout_s, client_timeout_s(http, body))
+            begin_s = min(timeout_s, self.max_wait_s or math.inf)
+            self.check_room(tenant, begin_s)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
             num_tokens = requests.num_tokens
@@ -179,6 +183,8 @@ class Submitter:
             parts = requests.requests[0].parts
             difference = None if parts is None else self.earlier.difference(tenant, parts)
             http.scope["state"]["first_difference"] = difference  # for the log
+            # of several choices, none is of use without the others
+            is_alone, passed_s = len(requests.requests) == 1, time.monotonic() - arrived_s
             sendable = [
                 replace(
                     request,
@@ -187,6 +193,7 @@ class Submitter:
                     first_difference=difference,
                     documents=finder.ids + _file_ids(body),
                     notes=of_prompt,
+                    begin_within_s=begin_s - passed_s if is_alone else math.inf,
                 )
                 for request in requests.requests
             ]
@@ -214,7 +221,8 @@ class Submitter:
             streams,
             joined,
             keep_alive_s=self.keep_alive_s,
-            timeout_s=self.timeout_s,
+            timeout_s=timeout_s,
+            count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
         return Submission(body, requests, reader)
@@ -226,14 +234,19 @@ class Submitter:
             return self.engine.submit_all(requests), None
         return self.sharing.submit_all(requests, n)
 
-    def check_room(self, tenant: bytes) -> None:
+    def check_room(self, tenant: bytes, begin_within_s: float = math.inf) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
         self.engine.check_room(tenant=tenant)
         self.backlog.check_room()
-        if self.max_wait_s is not None:
-            wait_s = self.backlog.wait_s(tenant)
-            if wait_s > self.max_wait_s:
-                raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
+        limit_s = min(begin_within_s, self.max_wait_s or math.inf)
+        wait_s = self.backlog.wait_s(tenant)
+        if wait_s > limit_s:
+            raise WaitTooLong(wait_s=wait_s, limit_s=limit_s)
+
+    def _count_late(self) -> int:
+        """Count a request that nothing was read of, and say when to try again."""
+        self.metrics.rejections.labels(WaitTooLong.code).inc()
+        return self.backlog.retry_after_s()
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

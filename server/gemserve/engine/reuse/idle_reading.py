@@ -6,6 +6,7 @@ what the questions' prompts begin with, the third is answered without a filter, 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,7 @@ class IdleReading:
                 messages=None,
                 grammar=None,
                 notes=None,
+                begin_within_s=math.inf,
                 plan=FilterPlan(
                     reason="disabled",
                     num_kept=count,

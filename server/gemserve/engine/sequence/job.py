@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from gemserve.contract.events import Event
 from gemserve.contract.filter_plan import FilterReason
@@ -11,19 +12,21 @@ from gemserve.decoding.detokenize import TextStream
 from gemserve.engine.sequence.sequence import LiveSequence
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """A request with its place in the schedule and its text.
 
     `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
-    `started_s` is the time of its first step (`time.monotonic()`). `num_proposed`: tokens that
-    were tried behind its newest ones; `num_accepted` of them were drawn.
+    `added_s` is the time of its arrival and `started_s` that of its first step
+    (`time.monotonic()`). `num_proposed`: tokens that were tried behind its newest ones;
+    `num_accepted` of them were drawn.
     """
 
     request: Request
     sequence: LiveSequence
     text: TextStream
     reason: FilterReason | None
+    added_s: float = field(default_factory=time.monotonic)
     started_s: float | None = None
     num_proposed: int = 0
     num_accepted: int = 0

@@ -31,7 +31,7 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class LiveSequence:
     """A request and how far it has come.
 

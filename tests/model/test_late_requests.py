@@ -1,0 +1,47 @@
+"""What the core does with requests whose first token would come too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemserve.contract.events import Finished
+from tests.model.test_progress import IDS, core_of, progress_of, request
+
+
+def test_what_would_come_too_late_is_not_begun() -> None:
+    """It was read all the same, so that under overload most answers came too late."""
+    core = core_of(max_running=1)
+    first = core.add(request(ids=IDS[::-1]))
+    passed = core.add(replace(request(), request_id="passed", begin_within_s=0.0))
+    waits = core.add(replace(request(), request_id="waits", begin_within_s=1000.0))
+    ((job, end),) = core.step()
+    assert job is passed
+    assert isinstance(end, Finished)
+    assert (end.reason, end.is_late, end.completion_tokens) == ("error", True, 0)
+    core.step()
+    core.cancel(first)
+    assert core.progress(waits) is not None
+    core.cancel(waits)
+    core.check_integrity()
+    assert core.is_idle
+
+
+def test_a_long_prompt_is_read_if_only_waiting_has_a_limit() -> None:
+    """Its own reading does not count as waiting: else it would never be answered."""
+    core = core_of()
+    progress_of(core, request())
+    core._pace._seconds_per_cost = 1e9
+    job = core.add(replace(request(ids=IDS[1:]), begin_within_s=60.0))
+    while not any(isinstance(event, Finished) for _, event in core.step()):
+        pass
+    assert job.sequence.generated
+
+
+def test_no_log_shows_a_prompt() -> None:
+    """An exception in the engine's worker named the job, and with it all of the prompt's tokens."""
+    core = core_of()
+    job = core.add(request())
+    for each in (job, job.request, job.sequence):
+        assert str(IDS[1]) + ", " not in repr(each)
+        assert len(repr(each)) < 200
+    core.cancel(job)

@@ -130,10 +130,12 @@ class FakeCore:
     def cancel(self, job: FakeJob) -> list[tuple[FakeJob, Event]]:
         if job not in self._jobs:
             return []
-        if job is self._jobs[0]:
+        is_begun = job is self._jobs[0]
+        if is_begun:
             self.cancelled.set()
         self._end(job)
-        return [(job, Finished(reason="abort", completion_tokens=job.num_tokens))]
+        end = Finished(reason="abort", completion_tokens=job.num_tokens, is_unread=not is_begun)
+        return [(job, end)]
 
     @property
     def stored_documents(self) -> dict[str, StoredDocument]:

@@ -421,13 +421,24 @@ class QueueFull(GemserveError):
 
 
 class WaitTooLong(QueueFull):
-    """A request that would wait longer than the server lets any wait, or than its client waits."""
+    """A request that would wait longer for its first token than the server lets any wait."""
 
     def __init__(self, *, wait_s: float, limit_s: float) -> None:
         GemserveError.__init__(
             self,
-            f"The requests before this one will take about {wait_s:.1f} s; it may wait for "
-            f"{limit_s:g} s, by this server's --max-wait or by its client's timeout.",
+            f"The requests before this one will take about {wait_s:.1f} s; this server lets none "
+            f"wait for more than {limit_s:g} s (--max-wait).",
+        )
+
+
+class WaitedTooLong(QueueFull):
+    """A request whose text was not looked at in time, because others' texts came first."""
+
+    def __init__(self, *, waited_s: float, limit_s: float, name: str) -> None:
+        GemserveError.__init__(
+            self,
+            f"Nobody has looked at it for {waited_s:.1f} s, because other requests came first; the "
+            f"limit is {limit_s:g} s ({name}).",
         )
 
 

@@ -58,6 +58,11 @@ def problems_with_replicas(
             f"device={model.device}: names one GPU, and each of {num_replicas} replicas needs its "
             "own; use cuda, and CUDA_VISIBLE_DEVICES to choose"
         )
+    if engine.reader_device.startswith("cuda:"):
+        yield (
+            f"reader_device={engine.reader_device}: names one GPU, and each of {num_replicas} "
+            "replicas has a reader on its own; use cuda"
+        )
     if server.tensor_parallel > 1:
         yield (
             f"tensor_parallel={server.tensor_parallel}: a replica is one process; leave it out "

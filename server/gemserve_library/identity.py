@@ -38,7 +38,8 @@ class Identity:
     def shown(self) -> str:
         """For messages."""
         heads = ", ".join(f"{layer}.{head}" for layer, head in self.heads)
-        return f"{self.model} (weights {self.weights[:8]}, heads {heads}, windows of {self.window})"
+        at = f"weights {self.weights[:8]}, tokenizer {self.tokenizer[:8]}, heads {heads}"
+        return f"{self.model} ({at}, windows of {self.window})"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

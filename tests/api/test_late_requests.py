@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gemserve.api.routes.submission import Submitter
 from gemserve.contract.events import Finished
-from tests.fakes import CHAT, FILTERED, Api, FakeCore, api_over, data_of
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio
-LATE = Finished(reason="error", completion_tokens=0, error="too late", is_late=True)
+LATE = Finished(reason="error", completion_tokens=0, error="too late", is_unread=True)
 MESSAGES = "/v1/messages"
 TIMEOUT = "X-Request-Timeout"
 
@@ -93,6 +97,82 @@ async def test_an_answer_that_takes_longer_than_its_client_waits_ends(
     began_s = time.monotonic()
     body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
     reply = await api.client.post(CHAT, json=body, headers={TIMEOUT: "0.3"})
-    assert reply.status_code == 500
-    assert "it took longer than 0.3 s" in reply.json()["error"]["message"]
+    assert reply.status_code == 504
+    assert "it took longer than 0.3 s (X-Request-Timeout)" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["code"] == "request_timeout"
+    assert reply.headers["x-should-retry"] == "false"
     assert time.monotonic() - began_s < 10
+
+
+async def test_what_has_not_begun_when_its_time_is_over_is_refused(
+    api: Api, core: FakeCore
+) -> None:
+    """It was a 500 or a 503, as the clocks of engine and reply would have it."""
+    gate = threading.Event()
+    core.script = (FILTERED, gate, "a")
+    first = asyncio.create_task(api.post(CHAT))
+    while not core.started.is_set():
+        await asyncio.sleep(0.01)
+    reply = await api.post(CHAT, headers={TIMEOUT: "0.3"})
+    gate.set()
+    assert (await first).status_code == 200
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
+    assert "its reading had not begun after 0.3 s (X-Request-Timeout)" in reply.text
+    assert int(reply.headers["retry-after"]) >= 1
+    assert (await api.metrics())['admission_rejections_total{reason="queue_full"}'] == 1
+
+
+@pytest.fixture
+def slow_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Submitter._parse_and_build
+
+    def parse_slowly(*arguments: Any) -> Any:
+        time.sleep(0.4)
+        return parse(*arguments)
+
+    monkeypatch.setattr(Submitter, "_parse_and_build", parse_slowly)
+
+
+@pytest.mark.usefixtures("slow_parsing")
+async def test_a_text_that_is_long_to_parse_is_not_late_for_that(tokenizer: Any) -> None:
+    """What took longer to parse than any may wait was refused for ever, on an idle server."""
+    core = FakeCore(FILTERED, "fine")
+    async with api_over(core, tokenizer, max_wait_s=0.3) as api:
+        reply = await api.post(COMPLETIONS)
+        assert reply.status_code == 200, reply.text
+        assert core.requests[-1].begin_within_s == pytest.approx(0.3)
+
+
+@pytest.mark.usefixtures("slow_parsing")
+async def test_texts_wait_no_longer_for_each_other_than_their_clients_do(tokenizer: Any) -> None:
+    core = FakeCore(FILTERED, "fine")
+    async with api_over(core, tokenizer) as api:  # which parses two or a few at once
+        replies = await asyncio.gather(
+            *(api.post(COMPLETIONS, headers={TIMEOUT: "0.6"}) for _ in range(24))
+        )
+    errors = [reply.json()["error"]["message"] for reply in replies if reply.status_code == 503]
+    assert any(error.startswith("Nobody has looked at it for") for error in errors)
+    assert all(reply.status_code in (200, 503, 504) for reply in replies)
+    assert len(core.requests) < 24
+
+
+async def test_what_was_not_begun_is_not_charged(tokenizer: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    core = FakeCore(LATE)
+    headers = {"Authorization": "Bearer one"}
+    async with api_over(core, tokenizer, api_key_file=keys, tokens_per_minute=50) as api:
+        for _ in range(4):
+            reply = await api.post(COMPLETIONS, prompt="word " * 40, headers=headers)
+            assert reply.status_code == 503, reply.text
+
+
+async def test_short_requests_are_not_refused_after_long_ones(tokenizer: Any) -> None:
+    """While they were parsed they counted as long as the last ones were."""
+    core = FakeCore(FILTERED, "fine")
+    async with api_over(core, tokenizer, max_wait_s=2.0, max_queue=200) as api:
+        for _ in range(3):
+            reply = await api.post(COMPLETIONS, prompt="The river runs past. " * 1000)
+            assert reply.status_code == 200
+        replies = await asyncio.gather(*(api.post(COMPLETIONS, prompt="Hi") for _ in range(30)))
+    assert [reply.status_code for reply in replies] == [200] * 30

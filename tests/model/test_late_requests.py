@@ -17,7 +17,7 @@ def test_what_would_come_too_late_is_not_begun() -> None:
     ((job, end),) = core.step()
     assert job is passed
     assert isinstance(end, Finished)
-    assert (end.reason, end.is_late, end.completion_tokens) == ("error", True, 0)
+    assert (end.reason, end.is_unread, end.completion_tokens) == ("error", True, 0)
     core.step()
     core.cancel(first)
     assert core.progress(waits) is not None

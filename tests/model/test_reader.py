@@ -147,7 +147,7 @@ def test_what_has_waited_too_long_ends_in_the_reader(paired: LLM) -> None:
     time.sleep(0.01)
     (end,) = run(paired.core, {job: "late"})["late"]
     assert isinstance(end, Finished)
-    assert end.is_late
+    assert (end.reason, end.is_unread) == ("error", True)
 
 
 def test_what_the_reader_has_begun_is_answered(paired: LLM) -> None:

@@ -80,7 +80,7 @@ def test_answers_are_expected_to_be_as_long_as_earlier_ones() -> None:
     read(job, asked)
     clock.now_s += 1
     draw(job, 10)
-    assert backlog.retry_after_s() == 60
+    assert backlog.retry_after_s() == 13  # 256 tokens are usual, and 20 came in a second
     job.see(Finished(reason="stop", completion_tokens=10))
     other = backlog.enter(asked)
     assert backlog.retry_after_s() <= 2
@@ -146,8 +146,53 @@ def test_requests_that_are_being_tokenized_count_as_usual_ones() -> None:
         job.see(Finished(reason="stop", completion_tokens=100))
         job.close()
     assert backlog.wait_s(b"a") == 0
-    with backlog.expecting(b"a"), backlog.expecting(b"a"), backlog.expecting(b"a"):
+    size = 4000  # bytes, about 1,000 tokens
+    with (
+        backlog.expecting(b"a", size),
+        backlog.expecting(b"a", size),
+        backlog.expecting(b"a", size),
+    ):
         assert backlog.wait_s(b"a") == pytest.approx(3, rel=0.1)
         assert backlog.wait_s(b"b") == 0
+        assert backlog.tokens_left == 0, "the relay counts them itself"
+        backlog.check_room(1 << 61)
     assert backlog.wait_s(b"a") == 0
-    assert backlog.tokens_left == 0
+
+
+def test_parsing_says_nothing_about_the_rate() -> None:
+    """After a text that took two minutes to parse, short requests were told to wait for hours."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    asked = request(900, 100, b"a")
+    job = backlog.enter(asked)
+    clock.now_s += 1
+    read(job, asked)
+    draw(job, 100)
+    job.see(Finished(reason="stop", completion_tokens=100))
+    with backlog.expecting(b"a", 1_000_000):
+        clock.now_s += 120
+    other = backlog.enter(asked)
+    assert backlog.wait_s(b"a") == pytest.approx(1, rel=0.1)
+    other.close()
+
+
+def test_a_long_prompt_is_read_as_fast_as_others_until_it_should_be_over() -> None:
+    """Its time counted at once and its tokens at its end: others would wait for hours, it said."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    first = backlog.enter(request(1000, 1))
+    clock.now_s += 10  # 100 tokens a second
+    read(first, request(1000, 1))
+    first.see(Finished(reason="stop", completion_tokens=1))
+    job = backlog.enter(request(10_000, 1))
+    clock.now_s += 50
+    assert backlog.wait_s(b"") == pytest.approx(50, rel=0.05)
+    clock.now_s += 40
+    assert backlog.wait_s(b"") == pytest.approx(10, rel=0.1)
+    clock.now_s += 60  # it takes longer than expected, and nobody knows how long
+    assert 0 <= backlog.wait_s(b"") < 10
+    read(job, request(10_000, 1))
+    job.see(Finished(reason="stop", completion_tokens=1))
+    later = backlog.enter(request(10_000, 1))
+    assert backlog.retry_after_s() == 60  # 150 s, as the last one
+    later.close()

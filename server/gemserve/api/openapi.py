@@ -199,6 +199,8 @@ class _Writer:
             headers = {} if not operation.takes_body else {"Retry-After": _optional(_SECONDS)}
             content = {_JSON: {"schema": self._schemas[operation.unavailable]}}
             yield 503, _reply("Not now: overloaded, stopping or dead.", content, headers)
+        if operation.takes_body and operation.unavailable is not None:
+            yield 504, self._error(operation, "It took longer than the server or its client waits.")
 
     @property
     def _has_quota(self) -> bool:

@@ -78,7 +78,8 @@ class Calibration:
         heads = ", ".join(f"{layer}.{head}" for layer, head in self.heads)
         text = (
             f"filter layer {self.layer} is calibrated by {self.source}: heads {heads} look (layer."
-            f"head), and a coverage below {self.coverage_bound:.2f} is not trusted"
+            f"head), and a coverage below {self.coverage_bound:.2f} ({self.window_bound:.2f} of "
+            "documents that are read in windows) is not trusted"
         )
         if self.auto_keep is not None:
             text += f"; keep auto keeps at most {self.auto_keep:,} tokens of documents"

@@ -62,6 +62,10 @@ class SegmentsRead:
     cached_tokens: int  # of these segments
 
 
+# Why a request ended early: its reading had not begun in time, or it was not done in time.
+Lateness = Literal["not_begun", "not_done"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The last event of a request."""
@@ -73,8 +77,9 @@ class Finished:
     proposed_tokens: int = 0  # by prompt-lookup decoding
     accepted_tokens: int = 0  # of these
     error: str | None = None  # set exactly if the reason is `error`
-    is_late: bool = False  # nothing of it was read: its first token would have come too late
-    retry_after_s: int | None = None  # set by the API if so
+    is_unread: bool = False  # nothing of its prompt was read
+    late: Lateness | None = None  # set by the API
+    retry_after_s: int | None = None  # set by the API if it has waited too long
     stop: str | None = None  # the stop string that ended the answer, if one did
     attention: AnswerAttention | None = None  # if the request asks for it
     segments_read: SegmentsRead | None = None  # if it wants no more

@@ -550,9 +550,8 @@ class Core:
             waited_s = now_s - job.added_s
             if job.started_s is None and waited_s > sequence.request.begin_within_s:
                 self._scheduler.finish(sequence)
-                error = f"nothing was read of it after {waited_s:.1f} s"
-                end = self._events.finished(job, "error", 0, error)
-                emitted.append((job, replace(end, is_late=True)))
+                error = f"its reading had not begun after {waited_s:.1f} s"
+                emitted.append((job, self._events.finished(job, "error", 0, error)))
         self._runner.change_memory(self._pool.take_changes())
         self._forget_finished(emitted)
         return emitted

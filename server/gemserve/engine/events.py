@@ -89,6 +89,7 @@ class EventMaker:
             stop=job.text.stopped_by,
             proposed_tokens=job.num_proposed,
             accepted_tokens=job.num_accepted,
+            is_unread=job.started_s is None,
         )
 
     def _of_first_step(self, job: Job, started_s: float) -> list[Event]:

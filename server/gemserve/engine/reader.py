@@ -59,7 +59,7 @@ class ReaderCore(Core):
                 self.choices[self._jobs[number]] = kept
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ReadJob:
     """A request that the reader looks at first.
 

@@ -345,7 +345,7 @@ class Engine:
     def _add(self, stream: Stream) -> Finished | None:
         """Add one arrival to the core. Returns a `Finished` event if it cannot be added."""
         if stream.is_cancelled():
-            return Finished(reason="abort", completion_tokens=0)
+            return Finished(reason="abort", completion_tokens=0, is_unread=True)
         try:
             job = self._core.add(stream.request)
             self._jobs[job] = stream

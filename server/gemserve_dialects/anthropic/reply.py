@@ -207,7 +207,7 @@ async def _events(
 def _failure_event(finished: Finished, request_id: str) -> str:
     message = failure_body(finished)["error"]["message"]
     error = anthropic_error(
-        message, status=500, request_id=request_id, is_overloaded=finished.is_late
+        message, status=500, request_id=request_id, is_overloaded=finished.late == "not_begun"
     )
     return named_event(error)
 

@@ -58,7 +58,7 @@ class Replica:
         core = call_in_new_thread(lambda: build_calibrated_core(model, settings.engine))
         looking = core.reader if isinstance(core, CoreWithReader) else core
         self._model = model_reading(
-            looking.config,
+            replace(looking.config, filter_method=core.config.filter_method),
             looking.calibration,
             looking.model.shape,
             has_cache=looking.config.cache_memory > 0 and looking.model.has_reusable_beginnings,

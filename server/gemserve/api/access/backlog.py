@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -16,8 +17,9 @@ from gemserve.contract.requests import Request
 from gemserve.errors import QueueFull
 
 LEAST_S, MOST_S = 1, 60
-_NEW_SHARE = 0.05  # of the newest prompt in their average
+_BYTES_PER_TOKEN = 4  # of a body that is not tokenized yet
 _HALF_LIFE_S = 30.0  # of what is known about the rate, in time under load
+_USUAL_ANSWER = 256.0  # tokens, before any answer has ended
 
 
 class Backlog:
@@ -34,37 +36,34 @@ class Backlog:
         self._max_tokens = max_tokens
         # weak: a request whose reading never begins is not closed either
         self._jobs: WeakSet[BacklogJob] = WeakSet()
-        self._busy_since_s = 0.0
+        self._expected: Counter[bytes] = Counter()  # tokens that are being parsed, by tenant
+        self._looked_s = 0.0
         self._done_tokens = 0.0
         self._busy_s = 0.0
-        self._prompt_tokens = 0.0  # of a prompt, on average
+        self._open_s = 0.0  # under load, since tokens were last read or drawn
         self._answers = 0
         self._answer_tokens = 0.0  # of an answer, on average
 
     def enter(self, request: Request) -> BacklogJob:
         """Count a request until its job is closed."""
-        if not self._jobs:
-            self._busy_since_s = self._clock()
-        num_tokens = len(request.prompt_ids)
-        self._prompt_tokens += (num_tokens - self._prompt_tokens) * _NEW_SHARE
-        job = BacklogJob(self, request.tenant, num_tokens, request.sampling.max_tokens)
+        self._pass_time()
+        job = BacklogJob(self, request.tenant, len(request.prompt_ids), request.sampling.max_tokens)
         self._jobs.add(job)
         return job
 
     @contextmanager
-    def expecting(self, tenant: bytes) -> Iterator[None]:
-        """Count a request of usual length while it is parsed and tokenized.
+    def expecting(self, tenant: bytes, num_bytes: int) -> Iterator[None]:
+        """Count a request whose body has so many bytes while it is parsed and tokenized.
 
         Else all that come meanwhile would find room, and none of them would be answered in time.
         """
-        if not self._jobs:
-            self._busy_since_s = self._clock()
-        expected = BacklogJob(self, tenant, round(self._prompt_tokens), round(self._answer_tokens))
-        self._jobs.add(expected)
+        self._expected[tenant] += num_bytes // _BYTES_PER_TOKEN
         try:
             yield
         finally:
-            self.leave(expected)
+            self._expected[tenant] -= num_bytes // _BYTES_PER_TOKEN
+            if not self._expected[tenant]:
+                del self._expected[tenant]
 
     def check_room(self, num_tokens: int = 1) -> None:
         """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait."""
@@ -102,16 +101,25 @@ class Backlog:
         self._pass_time()
         if self._done_tokens <= 0 or self._busy_s <= 0:
             return {}
-        expected = self._answer_tokens if self._answers else math.inf
-        left: dict[bytes, float] = {}
+        expected = self._answer_tokens if self._answers else _USUAL_ANSWER
+        left: dict[bytes, float] = dict(self._expected)
         for job in self._jobs:
-            seconds = job.tokens_left(expected) * self._busy_s / self._done_tokens
-            left[job.tenant] = left.get(job.tenant, 0.0) + seconds
-        return left
+            left[job.tenant] = left.get(job.tenant, 0.0) + job.tokens_left(expected)
+        # A prompt counts as read at its end. Until then it is read as fast as others were, or, if
+        # it should be read by now, more slowly.
+        unread = sum(job.tokens_unread for job in self._jobs)
+        read = min(unread, self._open_s * self._done_tokens / self._busy_s)
+        seconds = (self._busy_s + self._open_s) / (self._done_tokens + read)
+        share = 1.0 - read / max(1.0, sum(left.values()))
+        return {tenant: tokens * share * seconds for tenant, tokens in left.items()}
 
     def add_done(self, tokens: int) -> None:
+        """Count tokens that were read or drawn, and forget the past."""
         self._pass_time()
-        self._done_tokens += tokens
+        share = 0.5 ** (self._open_s / _HALF_LIFE_S)
+        self._busy_s = self._busy_s * share + self._open_s
+        self._done_tokens = self._done_tokens * share + tokens
+        self._open_s = 0.0
 
     def add_answer(self, tokens: int) -> None:
         """Note the length of a whole answer."""
@@ -121,16 +129,15 @@ class Backlog:
     def leave(self, job: BacklogJob) -> None:
         self._pass_time()
         self._jobs.discard(job)
+        if not self._jobs:
+            self._open_s = 0.0  # what was cancelled says nothing about the rate
 
     def _pass_time(self) -> None:
-        """Count the time since the last look, if there was something to do, and forget the past."""
+        """Count the time since the last look, if there was something to do."""
         now_s = self._clock()
         if self._jobs:
-            passed_s = now_s - self._busy_since_s
-            share = 0.5 ** (passed_s / _HALF_LIFE_S)
-            self._busy_s = self._busy_s * share + passed_s
-            self._done_tokens *= share
-        self._busy_since_s = now_s
+            self._open_s += now_s - self._looked_s
+        self._looked_s = now_s
 
 
 class BacklogJob:

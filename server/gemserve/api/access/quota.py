@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
-from gemserve.contract.events import Event, TextDelta
+from gemserve.contract.events import Event, Finished, TextDelta
 from gemserve.errors import QuotaExceeded, RequestError
 
 MINUTE_S = 60.0
@@ -149,14 +149,19 @@ class QuotaPlace:
 
 
 class TokenCharges:
-    """Charges the tokens of one choice's answer to its key, when the answer has ended."""
+    """Charges the tokens of one choice's answer to its key, when the answer has ended.
 
-    def __init__(self, place: QuotaPlace) -> None:
-        self._place, self._count = place, 0
+    `prompt_tokens` have been charged, and are not if nothing of them was read.
+    """
+
+    def __init__(self, place: QuotaPlace, prompt_tokens: int) -> None:
+        self._place, self._prompt_tokens, self._count = place, prompt_tokens, 0
 
     def see(self, event: Event) -> None:
         if isinstance(event, TextDelta):
             self._count += len(event.token_ids)
+        elif isinstance(event, Finished) and event.late == "not_begun":
+            self._count -= self._prompt_tokens
 
     def close(self) -> None:
         if self._count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from fastapi import Request
 
+from gemserve.api.requests.client_timeout import Timeout
 from gemserve.contract.events import Event, Finished
 from gemserve.engine.stream import Stream
 
@@ -58,11 +60,11 @@ class EventReader:
         observers: Sequence[Observer],
         *,
         keep_alive_s: float,
-        timeout_s: float,
+        timeout: Timeout,
         count_unbuilt: Callable[[], None],
         count_late: Callable[[], int],
     ) -> None:
-        """`timeout_s`: after so long the streams that have not ended fail.
+        """`timeout`: after so long the streams that have not ended fail.
 
         `count_unbuilt`: for whoever cannot build a reply from what is read here. `count_late`: for
         streams that end because they would have come too late; it says when to try again.
@@ -72,7 +74,7 @@ class EventReader:
         self._observers = observers
         self.keep_alive_s = keep_alive_s
         self.count_unbuilt = count_unbuilt
-        self._timeout_s, self._count_late = timeout_s, count_late
+        self._timeout, self._count_late = timeout, count_late
         self._is_overdue = False
 
     async def events(self) -> AsyncGenerator[Arrival]:
@@ -103,7 +105,8 @@ class EventReader:
         self, find_pause_s: Callable[[], float | None]
     ) -> AsyncGenerator[Arrival | None]:
         watcher = asyncio.create_task(self._cancel_on_disconnect())
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._end_overdue)
+        left_s = max(0.0, self._timeout.ends_s - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(left_s, self._end_overdue)
         readers = [aiter(stream) for stream in self.streams]
         pending = {asyncio.ensure_future(anext(r)): index for index, r in enumerate(readers)}
         try:
@@ -122,6 +125,8 @@ class EventReader:
                         continue
                     event = self._explained(task.result())
                     self._observers[index].see(event)
+                    if isinstance(event, Finished) and event.late == "not_begun":
+                        event = replace(event, retry_after_s=self._count_late())
                     pending[asyncio.ensure_future(anext(readers[index]))] = index
                     if not self._is_overdue or isinstance(event, Finished):
                         yield index, event
@@ -145,12 +150,21 @@ class EventReader:
 
         The engine may have been done in time: then it was the client that has read too slowly.
         """
-        if self._is_overdue and isinstance(event, Finished):
-            limit = f"{self._timeout_s:g} s, the limit of this server or of its client"
-            return replace(event, reason="error", error=f"it took longer than {limit}")
-        if isinstance(event, Finished) and event.is_late:
-            return replace(event, retry_after_s=self._count_late())
+        if not isinstance(event, Finished):
+            return event
+        # of several choices, none is of use without the others
+        is_unread = event.is_unread and len(self.streams) == 1
+        if is_unread and (self._is_overdue or event.reason == "error"):
+            error = event.error or f"its reading had not begun after {self._limit}"
+            return replace(event, reason="error", error=error, late="not_begun")
+        if self._is_overdue:
+            error = f"it took longer than {self._limit}"
+            return replace(event, reason="error", error=error, late="not_done")
         return event
+
+    @property
+    def _limit(self) -> str:
+        return f"{self._timeout.seconds:g} s ({self._timeout.name})"
 
     async def _cancel_on_disconnect(self) -> None:
         while (await self._http.receive())["type"] != "http.disconnect":

@@ -25,21 +25,24 @@ def finish_reason(finished: Finished) -> FinishReason:
 
 
 def failure_response(finished: Finished) -> JSONResponse:
-    status = 503 if finished.is_late or finished.reason == "abort" else 500
-    after_s = finished.retry_after_s
-    headers = None if after_s is None else {"Retry-After": str(after_s)}
+    status, headers = 500, {}
+    if finished.late == "not_done":  # its client would ask, and wait, as long again
+        status, headers = 504, {"x-should-retry": "false"}
+    elif finished.late == "not_begun" or finished.reason == "abort":
+        status = 503
+    if finished.retry_after_s is not None:
+        headers = {"Retry-After": str(finished.retry_after_s)}
     return JSONResponse(failure_body(finished), status_code=status, headers=headers)
 
 
 def failure_body(finished: Finished) -> Error:
     if finished.reason == "abort":
         return error_body("The request was cancelled.", kind="server_error", code="cancelled")
-    if finished.is_late:
+    if finished.late == "not_begun":
         return error_body(
             f"The requests before this one took too long: {finished.error}.",
             kind="overloaded_error",
             code=QueueFull.code,
         )
-    return error_body(
-        f"The request failed: {finished.error}", kind="server_error", code="engine_error"
-    )
+    code = "request_timeout" if finished.late == "not_done" else "engine_error"
+    return error_body(f"The request failed: {finished.error}", kind="server_error", code=code)

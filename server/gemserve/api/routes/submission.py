@@ -22,7 +22,7 @@ from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
-from gemserve.api.requests.client_timeout import client_timeout_s
+from gemserve.api.requests.client_timeout import Timeout, timeout_of
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.first_difference import EarlierPrompts
 from gemserve.api.requests.json_body import parse_body
@@ -44,6 +44,7 @@ from gemserve.errors import (
     QuotaExceeded,
     RequestError,
     SchemasBusy,
+    WaitedTooLong,
     WaitTooLong,
 )
 from gemserve.holdings import Holdings
@@ -51,6 +52,7 @@ from gemserve.prompting.encoding import num_bytes
 
 _COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=ModelBody)
+ResultT = TypeVar("ResultT")
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
 
 
@@ -142,9 +144,16 @@ class Submitter:
         with self.counting_refusals():
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             raw = await read_body(http)
+            came_s = time.monotonic()
             caller = http.scope["state"].get("caller")
-            with self.preparing.one_more(self.engine, tenant), self.backlog.expecting(tenant):
-                work = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
+            # whether it is streamed is not known yet
+            timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=True)
+            with (
+                self.preparing.one_more(self.engine, tenant),
+                self.backlog.expecting(tenant, len(raw)),
+            ):
+                parse = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
+                work = self._begun_in_time(parse, came_s, timeout)
                 run = partial(self.turns.run, http, tenant)
                 body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
                 if requests is None:
@@ -165,9 +174,10 @@ class Submitter:
                             code="no_libraries",
                         )
                     requests = await self.excerpts.put_in_front(http, wanted, requests, again)
-            timeout_s = min(self.timeout_s, client_timeout_s(http, body))
-            begin_s = min(timeout_s, self.max_wait_s or math.inf)
-            self.check_room(tenant, begin_s)  # others may have come meanwhile
+            is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
+            timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
+            most_wait_s = math.inf if self.max_wait_s is None else self.max_wait_s
+            self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
             num_tokens = requests.num_tokens
@@ -184,7 +194,8 @@ class Submitter:
             difference = None if parts is None else self.earlier.difference(tenant, parts)
             http.scope["state"]["first_difference"] = difference  # for the log
             # of several choices, none is of use without the others
-            is_alone, passed_s = len(requests.requests) == 1, time.monotonic() - arrived_s
+            is_alone = len(requests.requests) == 1
+            begin_within_s = min(most_wait_s, timeout.ends_s - time.monotonic())
             sendable = [
                 replace(
                     request,
@@ -193,7 +204,7 @@ class Submitter:
                     first_difference=difference,
                     documents=finder.ids + _file_ids(body),
                     notes=of_prompt,
-                    begin_within_s=begin_s - passed_s if is_alone else math.inf,
+                    begin_within_s=begin_within_s if is_alone else math.inf,
                 )
                 for request in requests.requests
             ]
@@ -207,8 +218,8 @@ class Submitter:
             notes.is_queued = True
         if caller is not None:
             place.charge(num_tokens)
-            for some in observers:
-                some.append(TokenCharges(place))
+            for some, request in zip(observers, sent, strict=True):
+                some.append(TokenCharges(place, len(request.prompt_ids)))
         if self.traces is not None:
             traced = self.traces.begin(
                 http.scope, sent, requests.n, model=body.model, arrived_s=arrived_s
@@ -221,7 +232,7 @@ class Submitter:
             streams,
             joined,
             keep_alive_s=self.keep_alive_s,
-            timeout_s=timeout_s,
+            timeout=timeout,
             count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
         )
@@ -234,14 +245,37 @@ class Submitter:
             return self.engine.submit_all(requests), None
         return self.sharing.submit_all(requests, n)
 
-    def check_room(self, tenant: bytes, begin_within_s: float = math.inf) -> None:
+    def check_room(self, tenant: bytes) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
         self.engine.check_room(tenant=tenant)
         self.backlog.check_room()
-        limit_s = min(begin_within_s, self.max_wait_s or math.inf)
-        wait_s = self.backlog.wait_s(tenant)
-        if wait_s > limit_s:
-            raise WaitTooLong(wait_s=wait_s, limit_s=limit_s)
+        if self.max_wait_s is not None:
+            wait_s = self.backlog.wait_s(tenant)
+            if wait_s > self.max_wait_s:
+                raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
+
+    def _begun_in_time(
+        self, work: Callable[[], ResultT], came_s: float, timeout: Timeout
+    ) -> Callable[[], ResultT]:
+        """The same work, which is not begun after `--max-wait` or the timeout.
+
+        Texts wait for each other in a queue of their own.
+        """
+        limit_s, name = timeout.seconds, timeout.name
+        if self.max_wait_s is not None and self.max_wait_s < limit_s:
+            limit_s, name = self.max_wait_s, "--max-wait"
+
+        is_begun = False
+
+        def begin() -> ResultT:
+            nonlocal is_begun
+            waited_s = time.monotonic() - came_s
+            if waited_s > limit_s and not is_begun:
+                raise WaitedTooLong(waited_s=waited_s, limit_s=limit_s, name=name)
+            is_begun = True  # it is called again if a schema must be tried first
+            return work()
+
+        return begin
 
     def _count_late(self) -> int:
         """Count a request that nothing was read of, and say when to try again."""

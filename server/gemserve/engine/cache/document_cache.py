@@ -58,7 +58,7 @@ class CacheKey:
         return 2 * layout.growing if self.layer is None else filter_units(self.layer)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class CachedDocument:
     """What one pass or several have computed of `tokens`, which are in `shares` in their order.
 

@@ -146,7 +146,7 @@ async def test_a_text_that_is_long_to_parse_is_not_late_for_that(tokenizer: Any)
 @pytest.mark.usefixtures("slow_parsing")
 async def test_texts_wait_no_longer_for_each_other_than_their_clients_do(tokenizer: Any) -> None:
     core = FakeCore(FILTERED, "fine")
-    async with api_over(core, tokenizer) as api:  # which parses two or a few at once
+    async with api_over(core, tokenizer, max_queue=100) as api:  # which parses a few at once
         replies = await asyncio.gather(
             *(api.post(COMPLETIONS, headers={TIMEOUT: "0.6"}) for _ in range(24))
         )
@@ -170,9 +170,10 @@ async def test_what_was_not_begun_is_not_charged(tokenizer: Any, tmp_path: Path)
 async def test_short_requests_are_not_refused_after_long_ones(tokenizer: Any) -> None:
     """While they were parsed they counted as long as the last ones were."""
     core = FakeCore(FILTERED, "fine")
-    async with api_over(core, tokenizer, max_wait_s=2.0, max_queue=200) as api:
+    limits = {"max_prompt_tokens": 100_000, "context_tokens": 100_000, "max_queue": 200}
+    async with api_over(core, tokenizer, max_wait_s=2.0, **limits) as api:
         for _ in range(3):
             reply = await api.post(COMPLETIONS, prompt="The river runs past. " * 1000)
-            assert reply.status_code == 200
+            assert reply.status_code == 200, reply.text
         replies = await asyncio.gather(*(api.post(COMPLETIONS, prompt="Hi") for _ in range(30)))
     assert [reply.status_code for reply in replies] == [200] * 30

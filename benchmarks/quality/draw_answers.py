@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository root
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter

@@ -56,7 +56,7 @@ hardening/test_refusals.py::test_prompts_that_wait_have_a_limit_together
 e2e/test_connections.py::test_a_connection_without_a_whole_head_ends
     http_server/connections.py: call_later(seconds, self._sent -> call_later(9999, self._sent
 hardening/test_refusals.py::test_no_request_runs_for_ever
-    api/replies/event_reader.py: call_later(self._timeout_s, -> call_later(9999,
+    api/replies/event_reader.py: call_later(left_s, self._end -> call_later(9999, self._end
 contract/test_disconnect.py::test_a_dropped_request_stops_within_a_second
     api/replies/event_reader.py: while (await self._http.receive())["type"] != "http.disconnect": -> while True:
 hardening/test_text_bytes.py::test_work_on_a_text_ends_when_its_client_leaves

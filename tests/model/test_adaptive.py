@@ -58,7 +58,7 @@ def serve(core: Core, params: FilterParams, count: int = 600) -> tuple[FilterRep
     core.check_integrity()
     reports = [e.report for e in events if isinstance(e, Filtered)]
     ends = [e for e in events if isinstance(e, Finished)]
-    assert [e.reason for e in ends] == ["length"], ends
+    assert [e.reason for e in ends] == ["length"], [e.error for e in ends]
     assert len(reports) == 1
     assert core.kv_bytes_used == 0
     return reports[0], [t for e in events if isinstance(e, TextDelta) for t in e.token_ids]

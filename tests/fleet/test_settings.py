@@ -53,6 +53,9 @@ def test_each_replica_has_a_kv_memory(capsys: pytest.CaptureFixture[str]) -> Non
 def test_each_replica_may_have_a_reader() -> None:
     engine, server = EngineConfig(reader="builtin"), ServerConfig(port=8000)
     assert not list(problems_with_replicas(2, ModelConfig(), engine, server))
+    engine = EngineConfig(reader="builtin", reader_device="cuda:0")
+    (problem,) = problems_with_replicas(2, ModelConfig(), engine, server)
+    assert problem.startswith("reader_device=cuda:0: names one GPU, and each of 2 replicas")
 
 
 def test_calibrating_later_is_for_one_engine() -> None:

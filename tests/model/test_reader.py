@@ -156,6 +156,12 @@ def test_what_the_reader_has_begun_is_answered(paired: LLM) -> None:
         paired.core.step()
     assert job.answer.request.begin_within_s == math.inf
     assert isinstance(run(paired.core, {job: "begun"})["begun"][-1], Finished)
+    job = paired.core.add(request(paired, "left"))
+    while job.answer is None:
+        paired.core.step()
+    ((_, end),) = paired.core.cancel(job)
+    assert isinstance(end, Finished)
+    assert not end.is_unread, "its key pays for what was read"
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6, 9, 14])

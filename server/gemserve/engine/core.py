@@ -552,8 +552,9 @@ class Core:
                 self._scheduler.finish(sequence)
                 error = f"its reading had not begun after {waited_s:.1f} s"
                 emitted.append((job, self._events.finished(job, "error", 0, error)))
-        self._runner.change_memory(self._pool.take_changes())
-        self._forget_finished(emitted)
+        if emitted:
+            self._runner.change_memory(self._pool.take_changes())
+            self._forget_finished(emitted)
         return emitted
 
     def _forget_finished(self, emitted: Emitted) -> None:

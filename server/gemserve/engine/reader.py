@@ -199,7 +199,8 @@ class CoreWithReader(Core):
         self._readings.pop(of_core, None)
         self._answers.pop(of_core, None)
         emitted = self.reader.cancel(of_core) if is_reading else super().cancel(of_core)
-        return [(job, event) for _, event in emitted]
+        has_read = isinstance(job, ReadJob) and job.answer is not None
+        return [(job, _read(event) if has_read else event) for _, event in emitted]
 
     def progress(self, job: Any) -> Progress | None:
         if isinstance(job, ReadJob) and job.answer is not None:
@@ -266,6 +267,11 @@ class CoreWithReader(Core):
         super()._observe(plan, out, limits)
         if plan.decodes:
             self.reader.note_decode(out.taken_s, len(plan.decodes))
+
+
+def _read(event: Event) -> Event:
+    """The event of a request whose prompt the reader has read."""
+    return replace(event, is_unread=False) if isinstance(event, Finished) else event
 
 
 def _merged(one: StoredDocument, other: StoredDocument) -> StoredDocument:

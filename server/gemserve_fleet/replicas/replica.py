@@ -39,8 +39,10 @@ class Replica:
         # Ray has set it by the CPUs that it counts, and torch reads it when it is imported
         os.environ["OMP_NUM_THREADS"] = str(settings.num_threads)
         # the model's libraries are imported here, and not where the deployment is defined
+        from gemserve.api.access.backlog import Backlog
         from gemserve.api.app import create_app
         from gemserve.api.serving import build_serving
+        from gemserve.api.telemetry.server_metrics import Metrics
         from gemserve.api.telemetry.traces import open_traces
         from gemserve.calibration.search.calibrated_core import build_calibrated_core
         from gemserve.engine.new_thread import call_in_new_thread, switch_threads_often
@@ -73,18 +75,18 @@ class Replica:
         self._traces = open_traces(server.otel)
         self._name = serve.get_replica_context().replica_id.unique_id
         peers = RayPeers(self._name)
+
+        def new_sharing(backlog: Backlog, metrics: Metrics) -> SegmentSharing:
+            engine = self._serving.engine
+            return SegmentSharing(engine, backlog, peers, metrics.lent_segments())
+
         self._app = create_app(
             self._serving,
             self._traces,
             is_replica=True,
             load_adapter=adapters.stage,
-            new_sharing=(
-                lambda backlog, metrics: SegmentSharing(
-                    self._serving.engine, backlog, peers, metrics.lent_segments()
-                )
-            )
-            if looking is core  # a reader's pass is so short that lending it would cost more
-            else None,
+            # a reader's pass is so short that lending it would cost more
+            new_sharing=new_sharing if looking is core else None,
         )
         self._shares = ShareReader(
             self._serving.engine, self._serving.adapters, self._app.state.backlog

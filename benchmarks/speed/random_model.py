@@ -30,9 +30,13 @@ from tests.model.gguf_files import add_tokenizer
 # hidden size, inner size, layers, heads, key heads, vocabulary
 SHAPES = {
     "tiny": (256, 512, 2, 4, 2, 4096),
+    "tiny-moe": (256, 256, 2, 4, 2, 4096),
     "1.5b": (1536, 8960, 28, 12, 2, 151936),
+    "7b-a1b": (2048, 1024, 16, 16, 16, 50304),
     "8b": (4096, 14336, 32, 32, 8, 128256),
+    "30b-a3b": (2048, 768, 48, 32, 4, 151936),
 }
+EXPERTS = {"tiny-moe": (4, 2), "7b-a1b": (64, 8), "30b-a3b": (128, 8)}  # and how many are chosen
 _EMBEDDING, _MATRIX = GGMLQuantizationType.Q6_K, GGMLQuantizationType.Q4_K
 _BLOCK_BYTES = {_MATRIX: 144, _EMBEDDING: 210}
 # bytes of a block's float16 factors, and factors that make weights of about 0.02
@@ -43,7 +47,8 @@ def write(path: Path, size: str) -> None:
     hidden, inner, layers, heads, key_heads, vocab = SHAPES[size]
     keys = hidden // heads * key_heads
     rng = np.random.default_rng(0)
-    writer = GGUFWriter(str(path), "llama")
+    experts, chosen = EXPERTS.get(size, (0, 0))
+    writer = GGUFWriter(str(path), "qwen3moe" if experts else "llama")
     writer.add_context_length(32768)
     writer.add_block_count(layers)
     writer.add_embedding_length(hidden)
@@ -55,16 +60,21 @@ def write(path: Path, size: str) -> None:
     writer.add_key_length(hidden // heads)
     writer.add_vocab_size(vocab)
     add_tokenizer(writer, vocab)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(chosen)
+        writer.add_expert_feed_forward_length(inner)
+    mark = "_exps" if experts else ""
     sizes = {
         "attn_q": (hidden, hidden),
         "attn_k": (keys, hidden),
         "attn_v": (keys, hidden),
         "attn_output": (hidden, hidden),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
+        f"ffn_gate{mark}": (inner, hidden),
+        f"ffn_up{mark}": (inner, hidden),
+        f"ffn_down{mark}": (hidden, inner),
     }
-    drawn: dict[tuple[int, int], Any] = {}  # layers share their numbers, which says nothing here
+    drawn: dict[tuple[int, ...], Any] = {}  # layers share their numbers, which says nothing here
     for name in ("token_embd", "output"):
         writer.add_tensor(
             f"{name}.weight", _draw(rng, _EMBEDDING, vocab, hidden), raw_dtype=_EMBEDDING
@@ -74,9 +84,18 @@ def write(path: Path, size: str) -> None:
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(hidden, np.float32))
         for name, shape in sizes.items():
-            if shape not in drawn:
-                drawn[shape] = _draw(rng, _MATRIX, *shape)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", drawn[shape], raw_dtype=_MATRIX)
+            many = (experts,) if name.endswith("_exps") else ()
+            if (*many, *shape) not in drawn:
+                raw = _draw(rng, _MATRIX, *shape)
+                drawn[*many, *shape] = np.broadcast_to(raw, (*many, *raw.shape)).copy()
+            made = drawn[*many, *shape]
+            writer.add_tensor(f"blk.{layer}.{name}.weight", made, raw_dtype=_MATRIX)
+        if experts:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                ones = np.ones(hidden // heads, np.float32)
+                writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
+            router = rng.normal(0, 0.02, (experts, hidden)).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -98,6 +117,7 @@ def main() -> None:
     parser.add_argument("--size", default="8b", choices=SHAPES)
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=32, help="drawn; default: %(default)s")
+    parser.add_argument("--weights", default="auto", help="as of `serve` (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="only the result line")
     arguments = parser.parse_args()
     path = arguments.folder / f"{arguments.size}.gguf"
@@ -107,7 +127,8 @@ def main() -> None:
         write(path, arguments.size)
     started_s = time.monotonic()
     settings = EngineConfig(calibrate="off", kv_memory_bytes=1 << 30)
-    core = build_core(ModelConfig(model=str(path), device="cpu"), settings)
+    config = ModelConfig(model=str(path), device="cpu", weights=arguments.weights)
+    core = build_core(config, settings)
     start_s = time.monotonic() - started_s
     ids = harness.random_ids(arguments.prompt_tokens, core.model.vocab_size, 0)
     made = answer(core, Prompt(ids, ()), FilterOptions(method="none"), arguments.tokens)
@@ -115,6 +136,7 @@ def main() -> None:
     most = peak_memory.peak()
     row = {
         "size": arguments.size,
+        "weights": arguments.weights,
         "file_mb": path.stat().st_size // 10**6,
         "start_s": round(start_s, 1),
         "resident_mb": peak_memory.mark() // 10**6,

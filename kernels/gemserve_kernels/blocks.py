@@ -131,19 +131,41 @@ class Blocks:
     def nbytes(self) -> int:
         return self.data.numel() + self.scales.numel()
 
-    def struct(self, first: int = 0, outs: int | None = None) -> BlockStruct:
-        """Outputs `first` … of the matrix, whose first one begins a tile.
+    @classmethod
+    def joined(cls, matrices: Sequence[Blocks]) -> Blocks:
+        """Matrices of one format, one below the other; all but the last one fill their tiles."""
+        first = matrices[0]
+        if any((m.kind, m.ins) != (first.kind, first.ins) for m in matrices):
+            raise ValueError("matrices of several formats or numbers of inputs")
+        if any(m.outs % TILE for m in matrices[:-1]):
+            raise ValueError(f"outputs that do not fill tiles of {TILE}")
+        made = cls.__new__(cls)
+        made.kind, made.ins, made._library = first.kind, first.ins, first._library
+        made.outs = sum(m.outs for m in matrices)
+        made.data = torch.cat([m.data for m in matrices])
+        made.scales = torch.cat([m.scales for m in matrices])
+        return made
 
-        It does not keep the blocks alive.
-        """
+    def part(self, first: int, outs: int) -> Blocks:
+        """Outputs `first` …, of which the first one begins a tile. They share the memory."""
         if first % TILE:
             raise ValueError(f"outputs from {first} on of a matrix in tiles of {TILE}")
-        tile = first // TILE
+        made = Blocks.__new__(Blocks)
+        made.kind, made.ins, made._library = self.kind, self.ins, self._library
+        made.outs = outs
+        tile, tiles = first // TILE, -(-outs // TILE)
+        size = self.ins // _INPUTS * self.kind.data_bytes
+        made.data = self.data[tile * size : (tile + tiles) * size]
+        size = self.ins // self.kind.inputs * self.kind.scale_bytes
+        made.scales = self.scales[tile * size : (tile + tiles) * size]
+        return made
+
+    def struct(self) -> BlockStruct:
+        """It does not keep the blocks alive."""
         return BlockStruct(
-            data=self.data.data_ptr() + tile * (self.ins // _INPUTS) * self.kind.data_bytes,
-            scales=self.scales.data_ptr()
-            + tile * (self.ins // self.kind.inputs) * self.kind.scale_bytes,
-            outs=self.outs - first if outs is None else outs,
+            data=self.data.data_ptr(),
+            scales=self.scales.data_ptr(),
+            outs=self.outs,
             ins=self.ins,
             format=FORMATS.index(self.kind),
         )
@@ -226,19 +248,38 @@ class BlockWeight(torch.Tensor):
 
     Linear layers and embeddings read the blocks. Whatever else is done with it, is done with its
     numbers in `dtype`, float32 or bfloat16. It cannot be trained.
+
+    A weight of several experts is [experts, outs, ins], with all outputs one below the other in its
+    blocks; `weight[expert]` is that expert's.
     """
 
     blocks: Blocks
 
     @staticmethod
-    def __new__(cls, blocks: Blocks, dtype: torch.dtype) -> BlockWeight:
+    def __new__(cls, blocks: Blocks, dtype: torch.dtype, experts: int | None = None) -> BlockWeight:
+        """Raises `ValueError` unless each expert's outputs fill whole tiles."""
+        outs, ins = blocks.outs, blocks.ins
+        if experts is not None and outs % (experts * TILE):
+            raise ValueError(f"{outs} outputs of {experts} experts, in tiles of {TILE}")
+        shape = (outs, ins) if experts is None else (experts, outs // experts, ins)
         make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-        made: BlockWeight = make(cls, (blocks.outs, blocks.ins), dtype=dtype, device="cpu")
+        made: BlockWeight = make(cls, shape, dtype=dtype, device="cpu")
         made.blocks = blocks
         return made
 
-    def __init__(self, blocks: Blocks, dtype: torch.dtype) -> None:
+    def __init__(self, blocks: Blocks, dtype: torch.dtype, experts: int | None = None) -> None:
         super().__init__()
+
+    @property
+    def experts(self) -> int | None:
+        return self.shape[0] if self.dim() == 3 else None
+
+    def expert(self, index: int) -> BlockWeight:
+        """The weight [outs, ins] of one of several experts, from 0 on."""
+        count, outs, _ = self.shape
+        if not 0 <= index < count:
+            raise IndexError(f"expert {index} of {count}")
+        return BlockWeight(self.blocks.part(index * outs, outs), self.dtype)
 
     @property
     def stored_bytes(self) -> int:
@@ -267,6 +308,8 @@ class BlockWeight(torch.Tensor):
             return _linear(*args, **given)
         if func is torch.nn.functional.embedding and _is_block(args, 1, given, "weight"):
             return _embedding(*args, **given)
+        if func is torch.Tensor.__getitem__ and _is_expert(*args):
+            return args[0].expert(int(args[1]))
         name = getattr(func, "__name__", "")
         is_written = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
         if is_written or name in ("__setitem__", "data_ptr", "untyped_storage"):
@@ -283,7 +326,7 @@ class BlockWeight(torch.Tensor):
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             (weight,) = args
-            return BlockWeight(weight.blocks, weight.dtype)
+            return BlockWeight(weight.blocks, weight.dtype, weight.experts)
         args, kwargs = tree_map(_dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -295,12 +338,12 @@ def has_blocks(model: torch.nn.Module) -> bool:
 
 def put_blocks(model: torch.nn.Module, blocks: Mapping[str, Blocks], dtype: torch.dtype) -> None:
     """Put them in the place of the parameters of those names, where others share them, too."""
-    found = {
-        id(model.get_parameter(name)): torch.nn.Parameter(
-            BlockWeight(matrix, dtype), requires_grad=False
-        )
-        for name, matrix in blocks.items()
-    }
+    found: dict[int, torch.nn.Parameter] = {}
+    for name, matrix in blocks.items():
+        place = model.get_parameter(name)
+        experts = place.shape[0] if place.dim() == 3 else None
+        made = BlockWeight(matrix, dtype, experts)
+        found[id(place)] = torch.nn.Parameter(made, requires_grad=False)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if id(parameter) in found:
@@ -324,8 +367,15 @@ def _embedding(input: torch.Tensor, weight: BlockWeight, *_: Any, **__: Any) -> 
     return weight.blocks.rows(input, weight.dtype)
 
 
+def _is_expert(weight: Any, index: Any) -> bool:
+    is_one = isinstance(index, int) or (isinstance(index, torch.Tensor) and index.dim() == 0)
+    return isinstance(weight, BlockWeight) and weight.experts is not None and is_one
+
+
 def _dense(value: Any) -> Any:
-    return value.blocks.numbers(value.dtype) if isinstance(value, BlockWeight) else value
+    if not isinstance(value, BlockWeight):
+        return value
+    return value.blocks.numbers(value.dtype).view(value.shape)
 
 
 def _laid(dtype: torch.dtype) -> int:

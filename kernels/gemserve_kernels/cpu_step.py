@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gemserve_kernels.blocks import BlockWeight
+from gemserve_kernels.blocks import TILE, BlockStruct, BlockWeight
 from gemserve_kernels.kv_table import KVTable
 from gemserve_kernels.native_library import CannotCompile, entry, open_library
 from gemserve_kernels.packed_layout import PACKED_BLOCK, check_layout
@@ -114,9 +114,10 @@ class ExpertWeights:
     """The experts of a layer, of which a router chooses `chosen` for each row.
 
     `router`: [experts, hidden], whose bias may be None. `gate_up`: [experts, 2 · inner, hidden],
-    `down`: [experts, hidden, inner], both without biases. `is_normed`: the weights of a row's
-    experts sum to 1. With a `limit` they are those of gpt-oss: matrices are transposed, gate and up
-    are the even and odd outputs, and both are clamped; `alpha` is in their activation.
+    `down`: [experts, hidden, inner], both without biases, and maybe in blocks. `is_normed`: the
+    weights of a row's experts sum to 1. With a `limit` they are those of gpt-oss: matrices are
+    transposed, gate and up are the even and odd outputs, and both are clamped; `alpha` is in their
+    activation.
     """
 
     router: torch.Tensor
@@ -367,6 +368,8 @@ class CpuStep:
 
     def _experts(self, experts: ExpertWeights, hidden: int) -> int:
         count, is_turned = len(experts.router), bool(experts.limit)
+        if isinstance(experts.gate_up, BlockWeight) and experts.inner % TILE:
+            raise ValueError(f"experts of {experts.inner} in tiles of {TILE}")
         made = _Experts(
             router=self._plain(experts.router, experts.router_bias, count),
             gate_up=self._plain(
@@ -407,16 +410,23 @@ class CpuStep:
     def _in_blocks(
         self, weight: BlockWeight, first: int, outs: int, bias: torch.Tensor | None
     ) -> _Matrix:
-        struct = weight.blocks.struct(first, outs)
-        self._kept += [weight.blocks, struct]
+        """Outputs `first` … of a weight, or of each of several experts' weights."""
+        count = weight.experts or 1
+        step = weight.blocks.outs // count
+        structs = (BlockStruct * count)(
+            *(weight.blocks.part(i * step + first, outs).struct() for i in range(count))
+        )
+        self._kept += [weight.blocks, structs]
         return _Matrix(
-            data=ctypes.addressof(struct), bias=self._vector(bias), outs=outs, layout=_IN_BLOCKS
+            data=ctypes.addressof(structs), bias=self._vector(bias), outs=outs, layout=_IN_BLOCKS
         )
 
     def _plain(
         self, weight: torch.Tensor, bias: torch.Tensor | None, outs: int, is_turned: bool = False
     ) -> _Matrix:
         """A matrix, or the first one of several that follow each other."""
+        if isinstance(weight, BlockWeight) and not is_turned:
+            return self._in_blocks(weight, 0, outs, bias)
         layouts = (
             {torch.float32: _TURNED, torch.bfloat16: _TURNED_HALF}
             if is_turned

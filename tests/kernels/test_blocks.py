@@ -236,6 +236,6 @@ def test_other_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="for \\[4, 128\\]"):
         Blocks(FORMATS[5], raw, 4, 128)
     with pytest.raises(ValueError, match="outputs from 8 on"):
-        make(FORMATS[4], 48, 64)[0].struct(8)
+        make(FORMATS[4], 48, 64)[0].part(8, 16)
     with pytest.raises(ValueError, match=r"not torch\.float16"):
         make(FORMATS[4], 48, 64)[0].numbers(torch.float16)

@@ -70,7 +70,7 @@ def test_numbers_are_those_of_ordinary_weights(
     assert found.keys() == dict(dense.hf.named_parameters()).keys()
     for name, weight in dense.hf.named_parameters():
         assert torch.equal(found[name] + 0, weight), name
-        is_matrix = weight.dim() == 2 and not name.endswith(
+        is_matrix = weight.dim() >= 2 and not name.endswith(
             ("mlp.gate.weight", "expert_gate.weight")
         )
         assert isinstance(found[name], BlockWeight) == is_matrix, name
@@ -95,6 +95,29 @@ def test_steps_and_layers_agree(kind: Kind, tmp_path: Path) -> None:
     torch.testing.assert_close(stepped, prompts.decode(kept), atol=0.03 * largest, rtol=0)
     exact = Prompts(dense, [1, 30, 300]).decode(dense)
     torch.testing.assert_close(stepped, exact, atol=0.05 * largest, rtol=0)
+    for index in range(3):
+        assert torch.equal(prompts.decode(stepping, [index])[0], stepped[index])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", ["float32", HALF])
+def test_steps_and_layers_agree_about_experts(kind: Kind, dtype: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf", "qwen3moe", built("qwen3moe"), kind=kind)
+    kept, dense = pair(path, dtype=dtype)
+    weight = kept.hf.model.layers[0].mlp.experts.down_proj
+    assert isinstance(weight, BlockWeight)
+    assert torch.equal(weight[2] + 0, (weight + 0)[2])
+    assert torch.equal(weight[torch.tensor(3)] + 0, (weight + 0)[3])
+    assert torch.equal(weight[1:3], (weight + 0)[1:3])
+    with pytest.raises(IndexError, match="expert 4 of 4"):
+        weight[4]
+    prompts = Prompts(kept, [1, 30, 300])
+    stepping = with_cpu_step(kept, "on")
+    stepped = prompts.decode(stepping)
+    largest = float(stepped.abs().max())
+    torch.testing.assert_close(stepped, prompts.decode(kept), atol=0.05 * largest, rtol=0)
+    exact = Prompts(dense, [1, 30, 300]).decode(dense)
+    torch.testing.assert_close(stepped, exact, atol=0.1 * largest, rtol=0)
     for index in range(3):
         assert torch.equal(prompts.decode(stepping, [index])[0], stepped[index])
 

@@ -150,7 +150,7 @@ def test_a_last_group_that_is_smaller(tmp_path: Path) -> None:
 
 
 def test_experts_and_heads(tmp_path: Path) -> None:
-    """transformers has the matrices of all experts in one tensor; those are dequantised."""
+    """transformers has the matrices of all experts in one tensor."""
 
     def is_packed(weight: str) -> bool:
         return packed_files.is_projection(weight) or weight == "lm_head.weight"
@@ -166,8 +166,33 @@ def test_experts_and_heads(tmp_path: Path) -> None:
         atol=1e-4,
     )
     check_numbers(model, {n: m for n, m in made.items() if ".experts." not in n}, form)
-    experts = model.hf.model.layers[0].mlp.experts.down_proj
-    assert torch.equal(experts[2], numbers["model.layers.0.mlp.experts.2.down_proj.weight"])
+    layer = "model.layers.0.mlp.experts"
+    experts = model.hf.model.layers[0].mlp.experts
+    assert isinstance(experts.down_proj, BlockWeight)
+    assert isinstance(experts.gate_up_proj, BlockWeight)
+    halves = [numbers[f"{layer}.3.{half}_proj.weight"] for half in ("gate", "up")]
+    for weight, exact in (
+        (experts.down_proj[2], numbers[f"{layer}.2.down_proj.weight"]),
+        (experts.gate_up_proj[3], torch.cat(halves)),
+    ):
+        torch.testing.assert_close(weight + 0, exact, atol=2e-3, rtol=2e-3)
+    prompts = Prompts(model, [1, 40])
+    stepped = prompts.decode(with_cpu_step(model, "on"))
+    largest = float(stepped.abs().max())
+    torch.testing.assert_close(stepped, prompts.decode(model), atol=0.05 * largest, rtol=0)
+
+
+def test_experts_that_are_not_all_packed_are_dequantised(tmp_path: Path) -> None:
+    def is_packed(weight: str) -> bool:
+        return packed_files.is_projection(weight) and ".experts.1.up_proj" not in weight
+
+    form = FORMS["awq 32"]
+    made = packed_files.save(tmp_path, form, family="qwen3_moe", is_packed=is_packed)
+    experts = loaded(tmp_path).hf.model.layers[1].mlp.experts
+    assert isinstance(experts.down_proj, BlockWeight)
+    assert not isinstance(experts.gate_up_proj, BlockWeight)
+    gate = made["model.layers.1.mlp.experts.1.gate_proj.weight"].numbers()
+    assert torch.equal(experts.gate_up_proj[1][: len(gate)], gate)
 
 
 def test_a_packed_head_beside_an_embedding(tmp_path: Path) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError
 from gemserve.model.base_model import hash_of
 from gemserve.model.cpu.cpu_step import with_cpu_step
-from gemserve.model.loading.loader import check_ranks, load, model_from_config
+from gemserve.model.loading.loader import BUILTIN_PATH, check_ranks, load, model_from_config
 from gemserve.model.loading.quantise_linears import _int8, quantise
 from gemserve.model.loading.weight_memory import weights_of
 from gemserve_kernels import native_library
 from gemserve_kernels.blocks import BlockWeight
+from tests import models
+from tests.architectures import families
 from tests.compiled_step import NO_COMPILER, compiled_step, needs_compiler
 from tests.model import gguf_files
 from tests.step_prompts import Prompts
@@ -61,6 +64,27 @@ def test_steps_and_layers_agree(choice: Any) -> None:
     stepped = prompts.decode(with_cpu_step(model, "on"))
     largest = float(stepped.abs().max())
     torch.testing.assert_close(stepped, prompts.decode(model), atol=0.03 * largest, rtol=0)
+
+
+@pytest.mark.parametrize("choice", ["int8", "int4"])
+def test_experts(choice: Any, tmp_path: Path) -> None:
+    hf = families.build("qwen3_moe", vocab_size=models.VOCAB)
+    hf.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN_PATH).save_pretrained(tmp_path)
+    model = load(config(tmp_path, quantise=choice)).model
+    plain = hf.state_dict()
+    for name in ("gate_up_proj", "down_proj"):
+        full = f"model.layers.1.mlp.experts.{name}"
+        weight = model.hf.get_parameter(full)
+        assert isinstance(weight, BlockWeight)
+        assert (weight + 0 - plain[full]).norm() < 0.1 * plain[full].norm()
+    settings: Any = {"filter_layer": 1, "filter_precision": "model", "offload_layers": 0}
+    empty, dtype, _ = model_from_config(config(tmp_path, quantise=choice))
+    assert weights_of(empty, dtype, **settings) == weights_of(model.hf, dtype, **settings)
+    prompts = Prompts(model, [1, 40])
+    stepped = prompts.decode(with_cpu_step(model, "on"))
+    largest = float(stepped.abs().max())
+    torch.testing.assert_close(stepped, prompts.decode(model), atol=0.05 * largest, rtol=0)
 
 
 def test_a_checkpoint_s_calibration_and_adapters_are_its_own() -> None:

@@ -243,9 +243,13 @@ static int64_t unit_size(int64_t outs, int64_t threads) {
 
 // The matrix of one of several experts, whose matrices follow each other.
 static Matrix of_expert(const Matrix &first, int64_t expert, int64_t ins) {
-    const int64_t bytes = first.layout == PLAIN || first.layout == TURNED ? 4 : 2;
     Matrix m = first;
-    m.data = static_cast<const char *>(first.data) + expert * m.outs * ins * bytes;
+    if (first.layout == IN_BLOCKS) {
+        m.data = static_cast<const BlockMatrix *>(first.data) + expert;
+    } else {
+        const int64_t bytes = first.layout == PLAIN || first.layout == TURNED ? 4 : 2;
+        m.data = static_cast<const char *>(first.data) + expert * m.outs * ins * bytes;
+    }
     if (m.bias) m.bias += expert * m.outs;
     return m;
 }

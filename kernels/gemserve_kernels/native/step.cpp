@@ -100,7 +100,7 @@ template <typename T> class Runner {
           branch(s.rows * m.hidden) {
         for (int64_t index = 0; index < m.layers; index++) {
             list_tasks(m.layer[index].window);
-            if (m.layer[index].experts) make_room(*m.layer[index].experts);
+            if (const Experts *experts = m.layer[index].experts) make_room(*experts);
             for (const Matrix &matrix : m.layer[index].of) look_at(matrix);
         }
         look_at(m.head);
@@ -168,6 +168,7 @@ template <typename T> class Runner {
         gathered.resize(std::max(gathered.size(), pairs * m.hidden));
         expert_out.resize(gathered.size());
         expert_inner.resize(std::max(expert_inner.size(), pairs * e.inner));
+        look_at(e.gate_up), look_at(e.down);
     }
 
     void look_at(const Matrix &matrix) {
@@ -342,7 +343,7 @@ template <typename T> class Runner {
         for (int64_t i = 0; i < hit * all; i++) {
             const int64_t p = routing.first[i / all], rows = routing.first[i / all + 1] - p;
             const int64_t first = i % all * BLOCK, count = std::min<int64_t>(BLOCK, m.hidden - first);
-            const Given given(&expert_inner[p * e.inner], rows, e.inner, nullptr);
+            const Given given(&expert_inner[p * e.inner], rows, e.inner, &room.bytes);
             product(given, of_expert(e.down, routing.expert[p], e.inner), first, BLOCK,
                     room.outs.data());
             for (int64_t r = 0; r < rows; r++)
@@ -365,7 +366,7 @@ template <typename T> class Runner {
     void feed_expert(const Experts &e, int64_t which, int64_t first, int64_t count, Room &room) {
         const int64_t p = routing.first[which], rows = routing.first[which + 1] - p;
         const Matrix both = of_expert(e.gate_up, routing.expert[p], m.hidden);
-        const Given given(&gathered[p * m.hidden], rows, m.hidden, nullptr);
+        const Given given(&gathered[p * m.hidden], rows, m.hidden, &room.bytes);
         float *to = &expert_inner[p * e.inner + first];
         float *own = room.outs.data(), *other = own + s.rows * BLOCK;
         if (e.limit == 0) {

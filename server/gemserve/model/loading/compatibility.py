@@ -67,7 +67,7 @@ def _check_weights(hf: Any) -> None:
         here = weight.to_local() if hasattr(weight, "to_local") else weight
         pieces: Iterable[torch.Tensor]
         if isinstance(here, BlockWeight):
-            pieces = here.pieces(max(1, _PIECE // here.shape[1] // TILE) * TILE)
+            pieces = here.pieces(max(1, _PIECE // here.shape[-1] // TILE) * TILE)
         else:
             pieces = here.detach().flatten().split(_PIECE)
         if not all(piece.sum(dtype=torch.float32).isfinite() for piece in pieces):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gemserve.errors import ModelError, shown
+from gemserve.model.loading.expert_matrices import expert_matrices, multiply_one_by_one
 from gemserve.model.loading.gguf_families import family_of, settings_of
 from gemserve.model.loading.gguf_file import GgufFile, GgufTensor
 from gemserve_kernels.blocks import BlockFormat, Blocks, format_of, put_blocks, stored_bytes
@@ -165,6 +166,7 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: 
             f"{file.path}: has no weights for {', '.join(sorted(info['missing_keys']))}"
         )
     put_blocks(model, blocks, dtype)
+    multiply_one_by_one(model)
     assert all(parameter.dtype == dtype for parameter in model.parameters())
     _log_sizes(file, model, dtype, len(blocks))
     return model
@@ -173,22 +175,28 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: 
 def plan_blocks(file: GgufFile, empty: Any) -> None:
     """Note what matrices of a model on the meta device take if they stay in blocks."""
     tensors = {tensor.name: tensor for tensor in file.tensors}
+    parts: dict[str, list[GgufTensor]] = {}
     for name, full in _names(file, empty):
-        kind = _kind_of(tensors.get(name), empty, full)
+        if name in tensors:
+            parts.setdefault(full, []).append(tensors[name])
+    for full, some in parts.items():
+        kind = _kind_of(some, empty, full)
         if kind is not None:
             weight: Any = empty.get_parameter(full)
-            weight.stored_bytes = stored_bytes(kind, *weight.shape)
+            weight.stored_bytes = stored_bytes(kind, *weight.flatten(0, -2).shape)
 
 
-def _kind_of(tensor: GgufTensor | None, empty: Any, full: str) -> BlockFormat | None:
-    """The blocks in which a parameter can stay, or None."""
+def _kind_of(tensors: Sequence[GgufTensor], empty: Any, full: str) -> BlockFormat | None:
+    """The blocks in which a parameter can stay that is these tensors together, or None."""
+    kinds = {format_of(tensor.type_id) for tensor in tensors}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is None or empty.get_parameter(full).shape[-1] % kind.inputs:
+        return None
+    if full in {name for name, _, _ in expert_matrices(empty)}:
+        return kind
     module = empty.get_submodule(full.rpartition(".")[0])
-    if tensor is None or not full.endswith(".weight"):
-        return None
-    if type(module) is not torch.nn.Linear and not isinstance(module, torch.nn.Embedding):
-        return None
-    kind = format_of(tensor.type_id)
-    return None if kind is None or module.weight.shape[1] % kind.inputs else kind
+    is_matrix = type(module) is torch.nn.Linear or isinstance(module, torch.nn.Embedding)
+    return kind if is_matrix and full.endswith(".weight") and len(tensors) == 1 else None
 
 
 def _log_sizes(file: GgufFile, model: Any, dtype: torch.dtype, num_blocks: int) -> None:
@@ -230,7 +238,7 @@ def _state_dict(
     for full, some in parts.items():
         if in_blocks and (matrix := _blocks(file, some, empty, full, processor)) is not None:
             blocks[full] = matrix
-            weights[full] = torch.zeros((), dtype=dtype).expand(matrix.outs, matrix.ins)
+            weights[full] = torch.zeros((), dtype=dtype).expand(empty.get_parameter(full).shape)
             continue
         read = [
             torch.from_numpy(
@@ -245,18 +253,25 @@ def _state_dict(
 def _blocks(
     file: GgufFile, tensors: list[GgufTensor], empty: Any, full: str, processor: Any
 ) -> Blocks | None:
-    """A parameter's matrix in blocks, or None if it cannot stay so."""
-    kind = _kind_of(tensors[0], empty, full)
-    if kind is None or len(tensors) > 1:
+    """A parameter's matrix in blocks, or None if it cannot stay so.
+
+    Experts' matrices are one below the other, and of each the gate's rows above the others.
+    """
+    kind = _kind_of(tensors, empty, full)
+    if kind is None:
         return None
-    outs, ins = empty.get_parameter(full).shape
+    *experts, outs, ins = empty.get_parameter(full).shape
+    raw = [torch.from_numpy(_bytes_of(file, tensor)) for tensor in tensors]
+    if experts:
+        rows = torch.cat([some.view(*experts, -1) for some in raw], dim=1)
+        return Blocks(kind, rows, experts[0] * outs, ins)
     order = _order_of_rows(tensors[0].name, outs, processor)
     if order is None:
         return None
-    raw = torch.from_numpy(_bytes_of(file, tensors[0])).view(outs, -1)
+    rows = raw[0].view(outs, -1)
     if not torch.equal(order, torch.arange(outs)):
-        raw = raw[order]
-    return Blocks(kind, raw, outs, ins)
+        rows = rows[order]
+    return Blocks(kind, rows, outs, ins)
 
 
 def _order_of_rows(name: str, outs: int, processor: Any) -> torch.Tensor | None:

@@ -7,20 +7,28 @@ those of an ordinary checkpoint.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gemserve.errors import ModelError, shown
+from gemserve.model.loading.expert_matrices import expert_matrices, multiply_one_by_one
 from gemserve.model.loading.packed_formats import PackedMatrix, Packing, unpack
 from gemserve.model.loading.weight_files import COMPUTED, FLOATS, StoredTensor, check_complete
-from gemserve_kernels.blocks import Blocks, put_blocks, stored_bytes
+from gemserve_kernels.blocks import TILE, Blocks, put_blocks, stored_bytes
 
 log = logging.getLogger("gemserve.loading")
 _INPUTS = 32  # of a block
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+# what transformers does with experts' matrices: one tensor for each, or two that are halves of one
+_STACKED = [("MergeModulelist", 0)]
+_STACKED_HALVES = [*_STACKED, ("Concatenate", 1)]
 
 Tensors = Mapping[str, StoredTensor]
 Names = Mapping[str, str] | None
@@ -51,7 +59,12 @@ def load_weights(
     names = _modules(tensors, packing)
     _check_others(tensors, names, packing)
     places = _places(names, empty, key_mapping) if in_blocks else {}
-    weights, blocks = _read(tensors, names, packing, places, dtype)
+    weights, parts = _read(tensors, names, packing, places, dtype)
+    num_in_blocks, blocks = len(parts), _joined(parts)
+    for full in blocks:
+        shape = empty.get_parameter(full).shape
+        if len(shape) == 3:
+            weights[full] = torch.zeros((), dtype=dtype).expand(shape)
     _leave_out_biases(weights, names, empty)
     model, report = type(empty).from_pretrained(
         None,
@@ -66,15 +79,16 @@ def load_weights(
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     put_blocks(model, blocks, dtype)
-    _log_sizes(source, model, packing, dtype, len(blocks), len(names))
+    multiply_one_by_one(model)
+    _log_sizes(source, model, packing, dtype, num_in_blocks, len(names))
     return model
 
 
 def plan_blocks(tensors: Tensors, packing: Packing, empty: Any, key_mapping: Names) -> None:
     """Note what matrices of a model on the meta device take if they stay packed."""
-    for full in _places(_modules(tensors, packing), empty, key_mapping).values():
-        weight: Any = empty.get_parameter(full)
-        weight.stored_bytes = stored_bytes(packing.kind, *weight.shape)
+    for place in _places(_modules(tensors, packing), empty, key_mapping).values():
+        weight: Any = empty.get_parameter(place.weight)
+        weight.stored_bytes = stored_bytes(packing.kind, *weight.flatten(0, -2).shape)
 
 
 def _modules(tensors: Tensors, packing: Packing) -> list[str]:
@@ -111,10 +125,24 @@ def _check_others(tensors: Tensors, names: list[str], packing: Packing) -> None:
             )
 
 
-def _places(names: list[str], empty: Any, key_mapping: Names) -> dict[str, str]:
-    """The weight of each packed module that can stay so: a linear layer's, by the module's name.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The weight in the model that a packed matrix is, or that it is a part of.
 
-    Others, such as matrices of experts that transformers has in one tensor, are dequantised.
+    `expert`, `half`: which one of the matrices of a layer's experts it is, which are one below the
+    other. `shape`: what it must have then.
+    """
+
+    weight: str
+    expert: int = 0
+    half: int = 0
+    shape: tuple[int, int] | None = None
+
+
+def _places(names: list[str], empty: Any, key_mapping: Names) -> dict[str, _Place]:
+    """Where the packed modules are that can stay so, by their names: linear layers and experts.
+
+    All others are dequantised.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -127,14 +155,52 @@ def _places(names: list[str], empty: Any, key_mapping: Names) -> dict[str, str]:
     renamings = [change for change in changes if isinstance(change, WeightRenaming)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]
     wanted = empty.state_dict()
-    found = {}
+    found: dict[str, _Place] = {}
+    of_experts: dict[str, dict[str, str]] = {}
     for module in names:
-        full, converted = rename_source_key(
+        full, pattern = rename_source_key(
             f"{module}.weight", renamings, converters, empty.base_model_prefix, wanted
         )
-        if converted is None and full in wanted and _is_linear(empty, full):
-            found[module] = full
+        if pattern is not None:
+            of_experts.setdefault(full, {})[module] = pattern
+        elif full in wanted and _is_linear(empty, full):
+            found[module] = _Place(full)
+    for full, _, _ in expert_matrices(empty):
+        found.update(_expert_places(full, wanted[full].shape, of_experts.get(full, {}), converters))
     return found
+
+
+def _expert_places(
+    full: str, shape: torch.Size, patterns: Mapping[str, str], converters: list[Any]
+) -> dict[str, _Place]:
+    """Where the packed matrices of a layer's experts are, if all of them are packed.
+
+    `patterns`: of their names, which transformers knows, by name.
+    """
+    experts, outs, ins = shape
+    for converter in converters:
+        done = [(type(step).__name__, vars(step).get("dim")) for step in converter.operations]
+        halves = converter.source_patterns
+        if not set(patterns.values()) <= set(halves) or done not in (_STACKED, _STACKED_HALVES):
+            continue
+        rows = outs // len(halves)
+        places = {
+            module: _Place(full, int(number[1]), halves.index(pattern), (rows, ins))
+            for module, pattern in patterns.items()
+            if (number := _EXPERT.search(module))
+        }
+        if len(places) == experts * len(halves) and ins % _INPUTS == 0 and rows % TILE == 0:
+            return places
+    return {}
+
+
+def _joined(parts: Mapping[_Place, Blocks]) -> dict[str, Blocks]:
+    """Matrices by their weights' names, those of a layer's experts one below the other."""
+    order = sorted(parts, key=lambda place: (place.weight, place.expert, place.half))
+    return {
+        weight: Blocks.joined([parts[place] for place in places])
+        for weight, places in groupby(order, key=lambda place: place.weight)
+    }
 
 
 def _is_linear(empty: Any, full: str) -> bool:
@@ -146,15 +212,15 @@ def _read(
     tensors: Tensors,
     names: list[str],
     packing: Packing,
-    places: Mapping[str, str],
+    places: Mapping[str, _Place],
     dtype: torch.dtype,
-) -> tuple[dict[str, torch.Tensor], dict[str, Blocks]]:
-    """The parameters by their names in the files, and blocks by their names in the model.
+) -> tuple[dict[str, torch.Tensor], dict[_Place, Blocks]]:
+    """The parameters by their names in the files, and blocks by their places in the model.
 
-    Those in blocks have no memory among the parameters.
+    Those in blocks have no memory among the parameters, and experts' are not among them.
     """
     weights: dict[str, torch.Tensor] = {}
-    blocks: dict[str, Blocks] = {}
+    blocks: dict[_Place, Blocks] = {}
     known = set(names)
     with _opened(tensors) as files:
         for name, tensor in tensors.items():
@@ -165,13 +231,22 @@ def _read(
         for module in names:
             with _named(tensors, module, packing):
                 matrix = _matrix(files, tensors, module, packing)
-                if module in places and matrix.codes.shape[1] % _INPUTS == 0:
-                    made = blocks[places[module]] = matrix.blocks()
+                place = places.get(module)
+                if place is not None and place.shape is not None:
+                    _check_shape(matrix, place.shape)
+                    blocks[place] = matrix.blocks()
+                elif place is not None and matrix.codes.shape[1] % _INPUTS == 0:
+                    made = blocks[place] = matrix.blocks()
                     nothing = torch.zeros((), dtype=dtype).expand(made.outs, made.ins)
                     weights[f"{module}.weight"] = nothing
                 else:
                     weights[f"{module}.weight"] = matrix.numbers(dtype)
     return weights, blocks
+
+
+def _check_shape(matrix: PackedMatrix, shape: tuple[int, int]) -> None:
+    if tuple(matrix.codes.shape) != shape:
+        raise ValueError(f"has the shape {list(matrix.codes.shape)}, and must have {list(shape)}")
 
 
 def _leave_out_biases(weights: dict[str, torch.Tensor], names: list[str], empty: Any) -> None:

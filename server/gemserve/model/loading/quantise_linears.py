@@ -10,6 +10,7 @@ from torch import nn
 
 from gemserve.config import Quantise
 from gemserve.errors import ConfigError
+from gemserve.model.loading.expert_matrices import expert_matrices, multiply_one_by_one
 from gemserve_kernels.blocks import FORMATS, BlockFormat, Blocks, BlockWeight, stored_bytes
 
 _INPUTS = 32
@@ -20,44 +21,57 @@ _INT8, _INT4 = _FORMATS["Q8_0"], _FORMATS["Q4_1"]
 
 
 def quantise(model: Any, choice: Quantise) -> int:
-    """Quantise the matrices of linear layers and embeddings, and return how many they are.
+    """Quantise the matrices of linear layers, embeddings and experts; how many they are.
 
     int8: the largest number of a block becomes 127. int4: 16 values at even distances, but the
     embedding and the head are in int8, where few bits cost the most. Those whose number of inputs
     is not a multiple of 32 stay. Raises `ConfigError` if nothing is left to quantise.
     """
     made: dict[int, nn.Parameter] = {}
-    for module, kind in _matrices(model, choice):
-        weight = module.weight
+    for module, name, kind in _matrices(model, choice):
+        weight = module._parameters[name]
         if id(weight) not in made:
-            raw = _int8(weight) if kind is _INT8 else _int4(weight)
-            blocks = Blocks(kind, raw, *weight.shape)
-            _check_finite(weight, blocks, choice)
-            made[id(weight)] = nn.Parameter(BlockWeight(blocks, weight.dtype), requires_grad=False)
-        module.weight = made[id(weight)]
+            experts = weight.shape[0] if weight.dim() == 3 else None
+            matrices = [weight] if experts is None else weight
+            blocks = Blocks.joined([_blocks(matrix, kind, choice) for matrix in matrices])
+            made[id(weight)] = nn.Parameter(
+                BlockWeight(blocks, weight.dtype, experts), requires_grad=False
+            )
+        module._parameters[name] = made[id(weight)]
     if not made:
         raise ConfigError(f"quantise={choice}: the model has no matrices that can be quantised")
+    multiply_one_by_one(model)
     return len(made)
 
 
 def plan_quantised(empty: Any, choice: Quantise) -> None:
     """Note what the matrices of a model on the meta device will take."""
-    for module, kind in _matrices(empty, choice):
-        module.weight.stored_bytes = stored_bytes(kind, *module.weight.shape)
+    for module, name, kind in _matrices(empty, choice):
+        weight = module._parameters[name]
+        weight.stored_bytes = stored_bytes(kind, *weight.flatten(0, -2).shape)
 
 
-def _matrices(model: Any, choice: Quantise) -> Iterator[tuple[Any, BlockFormat]]:
+def _matrices(model: Any, choice: Quantise) -> Iterator[tuple[Any, str, BlockFormat]]:
+    """Modules, the names of their parameters, and what these will be."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    for module in list(model.modules()):
-        is_matrix = type(module) is nn.Linear or isinstance(module, nn.Embedding)
-        if (
-            not is_matrix
-            or hasattr(module.weight, "stored_bytes")
-            or module.weight.shape[1] % _INPUTS
-        ):
+    found: list[tuple[nn.Module, str]] = [
+        (module, "weight")
+        for module in model.modules()
+        if type(module) is nn.Linear or isinstance(module, nn.Embedding)
+    ]
+    found += [(module, name) for _, module, name in expert_matrices(model)]
+    for module, name in found:
+        weight = module.get_parameter(name)
+        if hasattr(weight, "stored_bytes") or weight.shape[-1] % _INPUTS:
             continue
         is_end = any(module is end for end in ends)
-        yield module, _INT8 if choice == "int8" or is_end else _INT4
+        yield module, name, _INT8 if choice == "int8" or is_end else _INT4
+
+
+def _blocks(weight: torch.Tensor, kind: BlockFormat, choice: Quantise) -> Blocks:
+    blocks = Blocks(kind, _int8(weight) if kind is _INT8 else _int4(weight), *weight.shape)
+    _check_finite(weight, blocks, choice)
+    return blocks
 
 
 def _int8(weight: torch.Tensor) -> torch.Tensor:

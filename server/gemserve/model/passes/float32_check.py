@@ -76,7 +76,7 @@ def _convert(module: nn.Module) -> None:
     """Replace a module's own numbers of half precision."""
     for name, parameter in module._parameters.items():
         if isinstance(parameter, BlockWeight):
-            numbers = parameter.blocks.numbers(torch.float32)
+            numbers = parameter.blocks.numbers(torch.float32).view(parameter.shape)
             module._parameters[name] = nn.Parameter(numbers, requires_grad=False)
         elif parameter is not None and parameter.dtype in _HALF:
             module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)

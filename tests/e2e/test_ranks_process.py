@@ -79,6 +79,14 @@ class Replica:
         assert reply.status_code == 200, reply.text
         return json.loads(reply.json()["choices"][0]["message"]["content"])
 
+    def report(self, prompt: str, **filter_options: object) -> dict[str, object]:
+        """The filter's report about a prompt that is answered."""
+        body = {"model": "builtin", "prompt": prompt, "max_tokens": 3, "filter": filter_options}
+        reply = httpx.post(self.url + COMPLETIONS, json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        report: dict[str, object] = reply.json()["filter"]
+        return report
+
     def health(self) -> int:
         return httpx.get(f"{self.url}/health", timeout=10).status_code
 
@@ -165,6 +173,17 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
         os.kill(two.rank, signal.SIGKILL)
         wait_for(lambda: two.health() == 503, 5)
         two.assert_nothing_is_left(70)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rank_0_alone_has_a_reader() -> None:
+    with replica("--reader", "builtin", "--reader-memory", "64MiB") as two:
+        text = "The copper kettle is in the pantry. " * 300
+        seen = two.report(f"{text}\n\nWhere is the kettle?", fallback=False)
+        assert (seen["applied"], seen["reader"]) == (True, "reader")
+        assert two.report(f"{text}\n\nWho is there?", reader="self")["reader"] == "self"
+        assert two.health() == 200
 
 
 @pytest.mark.timeout(600)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gemserve.adapters.kinds import load_adapter
+from gemserve.calibration.search.calibrated_core import build_ranked_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve.contract.filter_options import FilterMethod, FilterParams
@@ -18,7 +19,7 @@ from gemserve.contract.prompt_parts import Priority, ProtectedRange
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
-from gemserve.engine.build import build_core, build_ranked_core
+from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.engine.ranks.group import leave_group
 from gemserve.engine.ranks.ranks import Ranks

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemserve.calibration.search.calibrated_core import build_ranked_core
 from gemserve.config import ModelConfig
-from gemserve.engine.build import build_core, build_ranked_core
+from gemserve.engine.build import build_core
 from gemserve.engine.ranks.group import leave_group
 from gemserve.engine.ranks.ranks import Ranks
 from tests import models

@@ -197,18 +197,6 @@ def test_a_reader_is_not_calibrated_later() -> None:
         problems.raise_any()
 
 
-def test_ranks_have_no_reader() -> None:
-    problems = startup_checks.Problems()
-    engine = EngineConfig(reader="builtin")
-    startup_checks.check_settings(
-        problems, ModelConfig(), engine, ServerConfig(port=0, tensor_parallel=2)
-    )
-    with pytest.raises(ConfigError) as caught:
-        problems.raise_any()
-    named = [problem for problem in caught.value.problems if problem.startswith("reader=builtin")]
-    assert named == ["reader=builtin: not with tensor_parallel=2"]
-
-
 def test_a_value_that_cannot_be_read_causes_no_further_problems() -> None:
     """A default in its place would look as if it contradicted another setting."""
 

@@ -175,15 +175,16 @@ def _load(
     model: ModelConfig, engine: EngineConfig, probe: LoadingProbe, ranks: Ranks | None
 ) -> tuple[Core, IdleWork | None]:
     """The core, and what its worker does while there are no requests."""
-    if ranks is not None:
-        from gemserve.engine.build import build_ranked_core
-
-        log.info("loading %s in %d ranks …", model.model, ranks.num_ranks)
-        return call_in_new_thread(lambda: build_ranked_core(engine, ranks)), None
-    from gemserve.calibration.search.idle_calibration import build_served_core
 
     def calibrates() -> None:
         probe.phase = "calibrating"
+
+    if ranks is not None:
+        from gemserve.calibration.search.calibrated_core import build_ranked_core
+
+        log.info("loading %s in %d ranks …", model.model, ranks.num_ranks)
+        return call_in_new_thread(lambda: build_ranked_core(engine, ranks, calibrates)), None
+    from gemserve.calibration.search.idle_calibration import build_served_core
 
     log.info("loading %s …", model.model)
     return call_in_new_thread(lambda: build_served_core(model, engine, calibrates))

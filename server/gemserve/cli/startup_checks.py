@@ -277,7 +277,6 @@ def _check_ranks(model: ModelConfig, engine: EngineConfig, num_ranks: int) -> No
         "prompt_lookup": engine.prompt_lookup == "on",
         "cache_dir": engine.cache_dir is not None,
         "calibrate": engine.calibrate == "later",
-        "reader": engine.reader is not None,
     }
     found = [
         f"{name}={getattr(engine, name)}: not with tensor_parallel={num_ranks}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,18 +58,13 @@ def load_for(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     return load(model, _offload_layers(model, engine, device))
 
 
-def build_ranked_core(engine: EngineConfig, ranks: Ranks) -> Core:
-    """A core over a model that several ranks have together; this process is rank 0.
-
-    A model without a calibration file is not calibrated. Raises `ModelError` or `ConfigError`.
-    """
+def load_rank_0(ranks: Ranks) -> LoadedModel:
+    """Load this process's part of a model that several ranks have together. Raises `ModelError`."""
     from gemserve.engine.ranks.group import join_group
-    from gemserve.engine.ranks.ranked_runner import RankedRunner
 
     config, num_ranks = ranks.model, ranks.num_ranks
     join_group(ranks.store, 0, num_ranks, resolve_device(config.device))
-    loaded = load(config, num_ranks=num_ranks)
-    return assemble(loaded, engine, new_runner=partial(RankedRunner, ranks))
+    return load(config, num_ranks=num_ranks)
 
 
 def assemble(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -20,15 +21,25 @@ from gemserve.calibration.files import Calibration, parse_calibration, place_for
 from gemserve.calibration.search.choose_layer import SHORT, Effort, ReportProgress, calibrate
 from gemserve.calibration.search.result import CalibrationResult
 from gemserve.config import DEFAULT_METHOD, EngineConfig, ModelConfig
-from gemserve.engine.build import assemble, calibration_for, calibration_path, load_for
-from gemserve.engine.core import Core
+from gemserve.engine.build import (
+    assemble,
+    calibration_for,
+    calibration_path,
+    load_for,
+    load_rank_0,
+)
+from gemserve.engine.core import Core, StepRunner
 from gemserve.engine.reader import CoreWithReader, ReaderCore
+from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, ModelError, shown
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.model.base_model import hash_norms, hash_weights
 from gemserve.model.loading.loader import LoadedModel
 from gemserve.model.passes.causal_model import CausalModel
 from gemserve.prompting.reader_text import ReaderText
+
+if TYPE_CHECKING:
+    from gemserve.engine.ranks.ranks import Ranks
 
 _EVERY_S = 10.0  # seconds between lines if there is no terminal
 
@@ -38,10 +49,12 @@ def build_calibrated_core(
     engine: EngineConfig,
     calibrates: Callable[[], None] = lambda: None,
     loaded: LoadedModel | None = None,
+    new_runner: Callable[..., StepRunner] = Runner,
 ) -> Core:
     """Build a core as `build_core` does, after a short calibration if it needs one.
 
     `calibrates` is called when that begins. `loaded`: the model, if it is loaded already.
+    `new_runner`: of the model that answers, see `Core`.
 
     There is no calibration if the filter layer was given, if the method needs none, or with
     calibrate "off". Progress is printed on standard error. If the calibration fails, a warning is
@@ -69,10 +82,24 @@ def build_calibrated_core(
         # the chat template may be another one: the reader sees what the model that answers sees
         translate = None if own.to_str() == other.to_str() else ReaderText(reader.tokenizer)
         new_core = partial(CoreWithReader, reader, translate)
-        return assemble(loaded, engine, new_core=new_core)
-    core = assemble(loaded, engine, calibration)
+        return assemble(loaded, engine, new_runner=new_runner, new_core=new_core)
+    core = assemble(loaded, engine, calibration, new_runner)
     _warn_of_guess(core)
     return core
+
+
+def build_ranked_core(
+    engine: EngineConfig, ranks: Ranks, calibrates: Callable[[], None] = lambda: None
+) -> Core:
+    """A core over a model that several ranks have together; this process is rank 0.
+
+    The model is not calibrated if it has no calibration file. A reader is rank 0's alone. Raises
+    `ModelError` or `ConfigError`.
+    """
+    from gemserve.engine.ranks.ranked_runner import RankedRunner
+
+    new_runner = partial(RankedRunner, ranks)
+    return build_calibrated_core(ranks.model, engine, calibrates, load_rank_0(ranks), new_runner)
 
 
 @contextmanager
@@ -148,6 +175,7 @@ def needs_calibration(loaded: LoadedModel, engine: EngineConfig) -> bool:
         engine.calibrate in ("auto", "later")
         and engine.filter_layer is None
         and engine.reader is None
+        and loaded.model.shard is None
         and engine.offload_layers == 0  # the guessed layer decided how many layers are on the host
         and METHODS[engine.filter_method].has_layer
         and calibration_path(loaded, engine) is None

@@ -664,26 +664,27 @@ def measure(llm: LLM, asked: Asked, way: Way, *, is_shared: bool) -> dict[str, A
 
 
 def _choose(llm: LLM, asked: Asked, way: Way) -> tuple[int, ...]:
-    """The positions that a method outside of the engine keeps, as `gemserve eval` asks it."""
-    example = _example(asked)
-    num_tokens = len(asked.prompt.ids)
-    keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
-    documents = num_tokens - count_always_read(asked.prompt.protected, num_tokens)
-    budget = min(documents, llm.core.planner.calibration.most_kept(keep, documents))
-    return OUTSIDE[way.method](llm.tokenizer, example, budget)
-
-
-def _example(asked: Asked) -> Example:
-    return Example(
-        subtask=asked.case.kind,
-        num_tokens=len(asked.prompt.ids),
+    case, prompt = asked.case, asked.prompt
+    example = Example(
+        subtask=case.kind,
+        num_tokens=len(prompt.ids),
         index=0,
-        prompt=asked.prompt,
-        question=asked.case.question,
+        prompt=prompt,
+        question=case.question,
         answers=(),
         gold=asked.gold,
-        max_tokens=asked.case.max_tokens,
+        max_tokens=case.max_tokens,
     )
+    return choose_outside(llm, example, way)
+
+
+def choose_outside(llm: LLM, example: Example, way: Way) -> tuple[int, ...]:
+    """The positions that a method outside of the engine keeps, as `gemserve eval` asks it."""
+    prompt = example.prompt
+    keep = llm.core.config.filter_keep if way.options.keep is None else way.options.keep
+    documents = len(prompt.ids) - count_always_read(prompt.protected, len(prompt.ids))
+    budget = min(documents, llm.core.planner.calibration.most_kept(keep, documents))
+    return OUTSIDE[way.method](llm.tokenizer, example, budget)
 
 
 def score(text: str, answers: Sequence[Sequence[str]]) -> float:

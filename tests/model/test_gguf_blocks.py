@@ -19,7 +19,7 @@ from gemserve.model.base_model import base_of, hash_norms, hash_weights
 from gemserve.model.cpu.cpu_step import with_cpu_step
 from gemserve.model.cpu.fused_parts import with_fused_parts
 from gemserve.model.cpu.packed_linear import with_packed_linears
-from gemserve.model.loading.loader import load, model_from_config
+from gemserve.model.loading.loader import load, model_from_config, norms_from_config
 from gemserve.model.loading.weight_memory import weights_of
 from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels.blocks import BlockWeight, has_blocks
@@ -77,6 +77,9 @@ def test_numbers_are_those_of_ordinary_weights(
     for rounded in (True, False):
         assert hash_weights(kept.hf, rounded=rounded) == hash_weights(dense.hf, rounded=rounded)
     assert hash_norms(kept.hf) == hash_norms(dense.hf)
+    assert norms_from_config(config(path), model_from_config(config(path))[0]) == hash_norms(
+        kept.hf
+    )
     prompts = Prompts(kept, [1, 30])
     stepped = prompts.decode(with_cpu_step(kept, "auto"))
     largest = float(stepped.abs().max())

@@ -180,13 +180,14 @@ def find_calibration(
 
     A file beside the model counts unless it names other weights. Without a file for these weights
     one is taken of the same model in another quantisation, which has the same `norms`. If weights
-    are not read (None), a file is found by the name that `model` had when it was calibrated. Files
-    of earlier versions come last.
+    are not read (None), a file is found by the name that `model` had when it was calibrated, or by
+    the norms. Files of earlier versions come last.
     """
     beside = Path(source) / FILE
     if beside.is_file() and (weights is None or _field(beside, "weights") in (None, weights)):
         return beside
-    fields = [("model", model)] if weights is None else [("weights", weights), ("norms", norms)]
+    first = ("model", model) if weights is None else ("weights", weights)
+    fields = [first, ("norms", norms)]
     for name, wanted in fields:
         if wanted is None:
             continue

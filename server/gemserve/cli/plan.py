@@ -91,7 +91,11 @@ def run(
     from gemserve.filtering.methods import METHODS, SERVED_METHODS
     from gemserve.model.families.config_check import find_context_tokens
     from gemserve.model.families.planned_reach import planned_shape
-    from gemserve.model.loading.loader import model_from_config, resolve_device
+    from gemserve.model.loading.loader import (
+        model_from_config,
+        norms_from_config,
+        resolve_device,
+    )
     from gemserve.model.loading.weight_memory import weights_of
 
     num_tokens = _read_count("tokens", arguments.tokens)
@@ -109,7 +113,8 @@ def run(
         model = replace(model, device=resolve_device(model.device).type)
     hf, dtype, source = model_from_config(model)
     shape = planned_shape(hf, dtype)
-    calibration = _find_calibration(arguments.layer, model.model, source, shape)
+    norms = norms_from_config(model, hf)
+    calibration = _find_calibration(arguments.layer, model.model, source, norms, shape)
     layer = calibration.layer
     # as a server does that has calibrated the model
     usual: Keep = "auto" if answers_from_few(calibration) else DEFAULT_KEEP
@@ -207,14 +212,16 @@ def _find_reader(
     """The model that looks, if another one does, and its weights."""
     from gemserve.filtering.method_cost import Reader
     from gemserve.model.families.planned_reach import planned_shape
-    from gemserve.model.loading.loader import model_from_config
+    from gemserve.model.loading.loader import model_from_config, norms_from_config
     from gemserve.model.loading.weight_memory import weights_of
 
     if engine.reader is None:
         return None, None
-    hf, dtype, source = model_from_config(replace(model, model=engine.reader))
+    reading = replace(model, model=engine.reader)
+    hf, dtype, source = model_from_config(reading)
     shape = planned_shape(hf, dtype)
-    calibration = _find_calibration("auto", engine.reader, source, shape)
+    norms = norms_from_config(reading, hf)
+    calibration = _find_calibration("auto", engine.reader, source, norms, shape)
     reader = Reader(
         shape=shape,
         layer=calibration.layer,
@@ -251,10 +258,12 @@ def _print_json(
     print(json.dumps(result))
 
 
-def _find_calibration(layer: str, model: str, source: str, shape: ModelShape) -> Calibration:
+def _find_calibration(
+    layer: str, model: str, source: str, norms: str | None, shape: ModelShape
+) -> Calibration:
     """The given layer, a calibration, or a guess."""
     given_layer = None if layer == "auto" else read_value("layer", layer, int)
-    path = find_calibration(source, model=model, weights=None)
+    path = find_calibration(source, model=model, weights=None, norms=norms)
     calibration = None
     if path is not None:
         calibration = read_calibration(path, num_layers=shape.num_layers, num_heads=shape.num_heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,8 +90,13 @@ def hash_norms(hf: Any) -> str | None:
     So it is the same for all quantisations of a model, and for copies whose norms were not trained
     further. None: the model has no norms with weights, or none that training has changed.
     """
+    return hash_norms_of(dict(hf.named_parameters()))
+
+
+def hash_norms_of(parameters: Mapping[str, torch.Tensor]) -> str | None:
+    """The same of parameters by their names in the model. None also if there are none."""
     digest, is_trained = hashlib.sha256(), False
-    for name, parameter in sorted(hf.named_parameters()):
+    for name, parameter in sorted(parameters.items()):
         if "norm" in name and name.endswith(".weight") and parameter.dim() == 1:
             weight = parameter.detach().bfloat16().float().cpu()
             digest.update(f"{name} {tuple(parameter.shape)}".encode())

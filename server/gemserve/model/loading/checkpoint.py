@@ -52,6 +52,9 @@ class Checkpoint(Protocol):
     def plan_blocks(self, empty: Any) -> None:
         """Note at a model on the meta device what its weights take in blocks."""
 
+    def norms(self, empty: Any) -> dict[str, torch.Tensor]:
+        """The norms' weights by their names in a model on the meta device, if they are cheap."""
+
     def load_tokenizer(self) -> Any: ...
 
     def load_weights(
@@ -92,6 +95,9 @@ class GgufCheckpoint:
     def plan_blocks(self, empty: Any) -> None:
         gguf.plan_blocks(self._file, empty)
 
+    def norms(self, empty: Any) -> dict[str, torch.Tensor]:
+        return gguf.read_norms(self._file, empty)
+
 
 class HubCheckpoint:
     """A directory or a hub id, read by transformers. Packed matrices are read by gemserve."""
@@ -129,6 +135,9 @@ class HubCheckpoint:
         if not tensors:
             log.warning("%s: its weights are not here, and are planned dequantised", self.source)
         packed_checkpoints.plan_blocks(tensors, packing, empty, self._names)
+
+    def norms(self, empty: Any) -> dict[str, torch.Tensor]:
+        return {}
 
     def load_tokenizer(self) -> Any:
         from transformers import AutoTokenizer

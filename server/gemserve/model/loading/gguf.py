@@ -172,6 +172,17 @@ def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: 
     return model
 
 
+def read_norms(file: GgufFile, empty: Any) -> dict[str, torch.Tensor]:
+    """The norms' weights by their names in a model on the meta device."""
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    processor = _processor(file, empty)
+    return {
+        full: _processed(file, tensors[name], processor)
+        for name, full in _names(file, empty)
+        if "norm" in full and name in tensors
+    }
+
+
 def plan_blocks(file: GgufFile, empty: Any) -> None:
     """Note what matrices of a model on the meta device take if they stay in blocks."""
     tensors = {tensor.name: tensor for tensor in file.tensors}
@@ -217,8 +228,6 @@ def _state_dict(
     file: GgufFile, empty: Any, dtype: torch.dtype, in_blocks: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, Blocks]]:
     """The parameters. Those that stay in blocks are apart, and have no memory here."""
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
     names = dict(_names(file, empty))
     strangers = [t.name for t in file.tensors if t.name not in names and t.name != _FACTORS]
     if strangers:
@@ -226,8 +235,7 @@ def _state_dict(
             f"{file.path}: {type(empty).__name__} has no place for {', '.join(strangers)}"
         )
     _check_shapes(file, empty, names)
-    # this restores the order of rows that llama.cpp changes in some matrices
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
+    processor = _processor(file, empty)
     tensors = {tensor.name: tensor for tensor in file.tensors}
     parts: dict[str, list[GgufTensor]] = {}
     for name, full in names.items():
@@ -240,14 +248,21 @@ def _state_dict(
             blocks[full] = matrix
             weights[full] = torch.zeros((), dtype=dtype).expand(empty.get_parameter(full).shape)
             continue
-        read = [
-            torch.from_numpy(
-                processor.process(_dequantised(file, tensor).numpy(), tensor.name).weights
-            ).to(dtype)
-            for tensor in some
-        ]
+        read = [_processed(file, tensor, processor).to(dtype) for tensor in some]
         weights[full] = (read[0] if len(read) == 1 else torch.cat(read, 1)).contiguous()
     return weights, blocks
+
+
+def _processor(file: GgufFile, empty: Any) -> Any:
+    """What restores the order of rows that llama.cpp changes in some matrices."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    return TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(empty.config.to_dict())
+
+
+def _processed(file: GgufFile, tensor: GgufTensor, processor: Any) -> torch.Tensor:
+    numbers = _dequantised(file, tensor).numpy()
+    return torch.from_numpy(processor.process(numbers, tensor.name).weights)
 
 
 def _blocks(

@@ -16,7 +16,7 @@ import torch
 from gemserve.config import DtypeName, ModelConfig
 from gemserve.cost import ModelShape
 from gemserve.errors import ConfigError, GemserveError, ModelError, shown
-from gemserve.model.base_model import hash_weights
+from gemserve.model.base_model import hash_norms_of, hash_weights
 from gemserve.model.cpu.bfloat16_speed import is_bfloat16_faster
 from gemserve.model.families.config_check import check_config
 from gemserve.model.families.planned_reach import planned_shape
@@ -234,6 +234,15 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
     if config.quantise != "off":
         plan_quantised(model, config.quantise)
     return model, dtype, checkpoint.source
+
+
+def norms_from_config(config: ModelConfig, empty: Any) -> str | None:
+    """The hash of the norms (`hash_norms`) of a model on the meta device, if they can be read.
+
+    `config`, `empty`: as given to and made by `model_from_config`.
+    """
+    with _load_errors(f"cannot read the norms of model {config.model!r}"):
+        return hash_norms_of(open_checkpoint(config).norms(empty))
 
 
 def _keeps_blocks(

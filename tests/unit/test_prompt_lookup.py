@@ -48,8 +48,24 @@ def test_the_last_of_several_places_counts() -> None:
     assert found([1, 3, 4, 5, 1, 3, 4, 6, 8], [1, 3, 4], most=1) == (6,)
 
 
-def test_three_tokens_count_more_than_two() -> None:
+def test_more_common_tokens_count_more_than_fewer() -> None:
     assert found([1, 3, 4, 5, 6, 3, 4, 7, 8], [1, 3, 4], most=1) == (5,)
+    assert found([9, 1, 3, 4, 5, 1, 3, 4, 7, 8], [9, 1, 3, 4], most=1) == (5,)
+    long = [*range(20, 40)]
+    assert found([*long, 7, *long[8:], 8], long, most=1) == (7,)
+
+
+def test_how_often_the_text_was_right_is_known_by_common_tokens() -> None:
+    index = TextIndex()
+    index.look([9, 10, 1, 10, 11, 12, 13], [9, 10], 1, ENDS)
+    few = index.rate
+    index.learn([5], 1)
+    assert index.rate < few
+    many = TextIndex()
+    many.look([*range(30, 50), 51], [*range(30, 50)], 1, ENDS)
+    assert many.rate > few
+    many.learn([51], 1)
+    assert many.rate > few
 
 
 def test_an_answer_s_end_is_not_proposed() -> None:
@@ -171,7 +187,7 @@ def test_random_texts_propose_only_what_stands_in_them() -> None:
             whole = [*ids, *generated[:count]]
             places = [
                 at
-                for size in (2, 3)
+                for size in range(2, 17)
                 for at in range(size, len(whole))
                 if whole[at - size : at] == whole[-size:]
             ]

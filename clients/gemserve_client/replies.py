@@ -76,7 +76,8 @@ class FilterReport(BaseModel):
 
     `selection` has the kept tokens as half-open ranges, if the request has `return_selection`.
     `coverage` is the share of the attention that the best sixteenth of the document got. It says
-    how focused attention was. Some methods do not measure it. `window` is the most tokens of a
+    how focused attention was; below `coverage_bound` a choice is not trusted. Some methods do not
+    measure it. `window` is the most tokens of a
     window, `windows` how many the documents were cut into, of which the document cache had
     `cached_windows`; None if the prompt was read as one sequence, or whole. `reader` says which
     model looked, where the server has two. `searched`, `sources` and `found` are there if the
@@ -99,6 +100,7 @@ class FilterReport(BaseModel):
     selection: list[list[int]] | None = None
     messages: list[MessageReport] | None = None
     coverage: float | None = None
+    coverage_bound: float | None = None
     window: int | None = None
     windows: int | None = None
     cached_windows: int | None = None

@@ -102,7 +102,8 @@ async def test_the_filter_report_comes_first_in_a_stream_and_once(api: Api, path
     assert all("filter" not in c for c in chunks[1:])
     assert set(whole) == {
         *("method", "applied", "reason", "layer", "prompt_tokens", "kept_tokens"),
-        *("cached_tokens", "filter_ms", "selection", "coverage", "scores"),
+        *("cached_tokens", "filter_ms", "selection", "scores"),
+        *("coverage", "coverage_bound"),
         *("protected_tokens", "added_tokens", "messages", "first_difference"),
         *("window", "windows", "cached_windows", "reader"),
         *("searched", "sources", "found"),

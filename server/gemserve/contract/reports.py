@@ -69,6 +69,7 @@ class FilterReport:
     first_difference: str | None = None
     # see `filtering.selector.Choice`; None: the method does not measure it
     coverage: float | None = None
+    coverage_bound: float | None = None  # below it a choice is not trusted
     # The most tokens of a window; how many windows the documents were cut into; how many of them
     # the document cache had. None: the prompt was read as one sequence, or whole.
     window: int | None = None

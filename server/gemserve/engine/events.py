@@ -223,6 +223,7 @@ def _filtered(
         first_difference=job.request.first_difference,
         messages=None if sequence.evicts else report_messages(sequence.request, kept),
         coverage=coverage,
+        coverage_bound=None if coverage is None else sequence.plan.coverage_bound,
         window=None if segments is None else segments.plan.size,
         windows=None if segments is None else len(segments.plan.segments),
         cached_windows=None if segments is None else segments.num_cached,

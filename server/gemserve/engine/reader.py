@@ -330,6 +330,7 @@ def _with_report(event: Filtered, of_reader: Filtered) -> Filtered:
         applied=seen.applied,
         layer=seen.layer,
         coverage=seen.coverage,
+        coverage_bound=seen.coverage_bound,
         window=seen.window,
         windows=seen.windows,
         cached_windows=seen.cached_windows,

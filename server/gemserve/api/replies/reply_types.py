@@ -27,11 +27,11 @@ class FilterReport(reports.FilterReport):
     `kept_tokens`: those of the prompt that the answer is generated from; `added_tokens` stand
     between their passages. `protected_tokens`: of the prompt, how many are always read, outside of
     the budget. `messages`: what was kept of each message; None if the prompt is no chat.
-    `coverage`: see `filtering.selector.Choice`. None if the method does not measure it. `window`:
-    the most tokens of a window. `windows`: how many the documents were cut into, of which the
-    document cache had `cached_windows`. All three are None if the prompt was read as one sequence,
-    or whole. `reader`: which model looked, where the server has two; None: nobody did, or there is
-    one.
+    `coverage`: see `filtering.selector.Choice`; below `coverage_bound` a choice is not trusted.
+    Both are None if the method does not measure it. `window`: the most tokens of a window.
+    `windows`: how many the documents were cut into, of which the document cache had
+    `cached_windows`. All three are None if the prompt was read as one sequence, or whole.
+    `reader`: which model looked, where the server has two; None: nobody did, or there is one.
     """
 
     method: ServedMethod

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gemserve.calibration.files import Calibration
+from gemserve.config import DEFAULT_KEEP
 from gemserve.contract.filter_options import (
     AUTO_MIN_KEEP,
     FilterMethod,
@@ -22,6 +23,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import RequestError
 from gemserve.filtering.methods import METHODS, SERVED_METHODS
 from gemserve.filtering.planner import FilterPlanner
+from gemserve.filtering.reading_plans import ReaderPlans
 from tests.fakes import SHAPE
 
 GUESSED = Calibration(layer=3)
@@ -564,6 +566,22 @@ def test_several_passages_have_room(num_tokens: int, max_tokens: int, several: i
     budget = FULL.plan(request(params, num_tokens, sampling=sampling)).budget
     assert budget.several == budget.limit == several
     assert budget.high <= several
+
+
+def test_for_another_model_auto_keeps_all_that_it_may() -> None:
+    """Its reader finds less in few tokens than the model that answers does."""
+    measured = replace(ANSWERED, auto_keep=256, more_distracts=False)
+    own = replace(FULL, calibration=measured)
+    reader = replace(FULL, calibration=replace(ANSWERED, auto_keep=128))
+    plans = ReaderPlans.of(reader, own, None).planner
+    assert plans.calibration.most_kept("auto", 4096) == 512
+    assert plans.calibration.most_kept("auto", 100_000) == DEFAULT_KEEP
+    budget = plans.plan(request(replace(AUTO, fallback=False), LONG)).budget
+    assert budget == Budget(low=438, high=438, limit=875, several=875)
+    few = replace(measured, auto_keep=128, more_distracts=True)
+    plans = ReaderPlans.of(reader, replace(own, calibration=few), None).planner
+    assert plans.calibration.most_kept("auto", 4096) == 128
+    assert plans.plan(request(AUTO, LONG)).budget.low == 64
 
 
 def test_what_is_always_read_is_not_part_of_what_auto_keeps() -> None:

@@ -126,7 +126,7 @@ def run(
     weights = weights_of(
         hf, dtype, filter_layer=layer, filter_precision=precision, offload_layers=offloaded
     )
-    reader, of_reader = _find_reader(model, engine)
+    reader, of_reader = _find_reader(model, engine, calibration, keep, num_tokens)
     context_tokens = find_context_tokens(hf.config)
     _warn_beyond(num_tokens, context_tokens, segment_size)
     dtype_name = str(dtype).removeprefix("torch.")
@@ -207,10 +207,14 @@ def run(
 
 
 def _find_reader(
-    model: ModelConfig, engine: EngineConfig
+    model: ModelConfig, engine: EngineConfig, own: Calibration, keep: Keep, num_tokens: int
 ) -> tuple[Reader | None, WeightPlan | None]:
-    """The model that looks, if another one does, and its weights."""
+    """The model that looks, if another one does, and its weights.
+
+    `own`: the calibration of the model that answers. `keep`: of so many tokens.
+    """
     from gemserve.filtering.method_cost import Reader
+    from gemserve.filtering.reading_plans import paired
     from gemserve.model.families.planned_reach import planned_shape
     from gemserve.model.loading.loader import model_from_config, norms_from_config
     from gemserve.model.loading.weight_memory import weights_of
@@ -227,6 +231,7 @@ def _find_reader(
         layer=calibration.layer,
         segment_size=find_segment_size("auto", calibration) or Calibration.USUAL_SEGMENT,
         memory_bytes=engine.reader_memory_bytes,
+        keep=paired(calibration, own).most_kept(keep, num_tokens),
     )
     weights = weights_of(
         hf, dtype, filter_layer=calibration.layer, filter_precision="model", offload_layers=0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from gemserve.config import DEFAULT_METHOD
 from gemserve.contract.filter_options import MAX_QUESTION_TOKENS, FilterMethod
 from gemserve.contract.filter_plan import GROUP_TOKENS
 from gemserve.cost import ModelShape
@@ -73,13 +74,15 @@ def _decoding_bytes(shape: ModelShape, method: FilterMethod, num_kept: int, max_
 class Reader:
     """A model that looks at prompts for the one that answers, up to its filter layer.
 
-    `segment_size`: the most tokens of its segments. `memory_bytes`: of its keys and values.
+    `segment_size`: the most tokens of its segments. `memory_bytes`: of its keys and values. `keep`:
+    tokens that it keeps of the prompt.
     """
 
     shape: ModelShape
     layer: int
     segment_size: int
     memory_bytes: int
+    keep: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +151,10 @@ def plan_methods(
                 requests_decoding=memory_bytes // decode,
             )
         )
-    if reader is not None and num_tokens > keep:
+    if reader is not None and num_tokens > reader.keep:
+        decode = _decoding_bytes(shape, DEFAULT_METHOD, reader.keep, max_tokens)
         rows += [
-            _read_by(reader, row, shape, num_tokens, keep)
+            _read_by(reader, row, shape, num_tokens, decode, memory_bytes // decode)
             for row in rows
             if row.window is None and METHODS[row.method].reads_segments
         ]
@@ -158,10 +162,13 @@ def plan_methods(
 
 
 def _read_by(
-    reader: Reader, row: MethodPlan, shape: ModelShape, num_tokens: int, keep: int
+    reader: Reader, row: MethodPlan, shape: ModelShape, num_tokens: int, decode: int, fitting: int
 ) -> MethodPlan:
-    """A row of a model with this shape, if the reader looks in its place."""
-    looking = reader.shape, row.method, num_tokens
+    """A row of a model with this shape, if the reader looks in its place.
+
+    `decode`: bytes of the kept prompt and the answer, `fitting`: how many of these have room.
+    """
+    looking, keep = (reader.shape, row.method, num_tokens), reader.keep
     of_both = prompt_flops(*looking, keep, reader.layer, reader.segment_size)
     of_kept, own_kept = (s.prefill_chunk(0, keep) + s.head() for s in (reader.shape, shape))
     flops = of_both - of_kept + own_kept
@@ -173,5 +180,7 @@ def _read_by(
         prompt_flops=flops,
         bound=row.bound * row.prompt_flops / flops,
         filter_kv_bytes=filtering,
-        requests_filtering=min(reader.memory_bytes // filtering, row.requests_decoding),
+        decode_kv_bytes=decode,
+        requests_filtering=min(reader.memory_bytes // filtering, fitting),
+        requests_decoding=fitting,
     )

@@ -61,7 +61,8 @@ class FilterPlanner:
     layer without attention. `shape`: the model's. `longest_sequence`: tokens of prompt and
     completion that fit if everything is read. `longest_prompt`: the most tokens of a prompt.
     `longest_pass`: of one that is read as one sequence. `reader`: how another model looks at
-    prompts for this one, if there is one.
+    prompts for this one, if there is one. `is_reader`: it looks for another model, and with `keep`
+    "auto" keeps as many tokens as it may.
     """
 
     method: FilterMethod
@@ -78,6 +79,7 @@ class FilterPlanner:
     longest_prompt: int
     longest_pass: int
     reader: ReaderPlans | None = None
+    is_reader: bool = False
 
     def resolve(self, options: FilterOptions) -> FilterParams:
         """A request's options, completed by the server's defaults.
@@ -637,6 +639,8 @@ class FilterPlanner:
         if params.keep == "auto":
             most = self.calibration.auto_keep
             low = AUTO_MIN_KEEP if most is None else min(AUTO_MIN_KEEP, most // 2)
+            if self.is_reader and not is_distracted(self.calibration):
+                low = keep - protected
             several = min(DEFAULT_KEEP, math.ceil(_SEVERAL_SHARE * (num_tokens - protected)))
             several = max(keep, min(protected + several, longest))
             budget = replace(budget, low=protected + low, limit=several, several=several)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gemserve.config import DEFAULT_KEEP
 from gemserve.contract.filter_options import MIN_KEEP, FilterOptions, FilterParams
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
@@ -13,18 +14,31 @@ from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.segment_cuts import document_ranges
 
 if TYPE_CHECKING:
+    from gemserve.calibration.files import Calibration
     from gemserve.filtering.planner import FilterPlanner
 
 Translate = Callable[[Request, Sequence[tuple[int, int]]], Request]
+
+
+def paired(reader: Calibration, answering: Calibration) -> Calibration:
+    """The reader's calibration, with how much `keep` "auto" keeps for the model that answers.
+
+    If that was measured, it is more than that model keeps for itself, unless more distracts it: a
+    smaller model finds less in as many tokens, and saves more time than they take (docs/reader.md).
+    """
+    if answering.auto_keep is None:
+        return reader
+    most, distracts = answering.auto_keep, answering.more_distracts
+    most = most if distracts else max(most, DEFAULT_KEEP)
+    return replace(reader, auto_keep=most, more_distracts=distracts)
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlans:
     """The planner of the reader, for prompts that another model answers.
 
-    How much is kept is what that model answers best from, if this was measured. `translate`: gives
-    a request the reader's tokens, of which its documents are to be looked at; None: both models
-    have the same.
+    `translate`: gives a request the reader's tokens, of which its documents are to be looked at;
+    None: both models have the same.
     """
 
     planner: FilterPlanner
@@ -36,18 +50,12 @@ class ReaderPlans:
         answering: FilterPlanner,
         translate: Translate | None,
     ) -> ReaderPlans:
-        calibration = reader.calibration
-        if answering.calibration.auto_keep is not None:
-            calibration = replace(
-                calibration,
-                auto_keep=answering.calibration.auto_keep,
-                more_distracts=answering.calibration.more_distracts,
-            )
         planner = replace(
             reader,
-            calibration=calibration,
+            calibration=paired(reader.calibration, answering.calibration),
             keep=answering.keep,
             longest_sequence=answering.longest_sequence,
+            is_reader=True,
         )
         return ReaderPlans(planner, translate)
 

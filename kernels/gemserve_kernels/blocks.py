@@ -135,6 +135,8 @@ class Blocks:
     def joined(cls, matrices: Sequence[Blocks]) -> Blocks:
         """Matrices of one format, one below the other; all but the last one fill their tiles."""
         first = matrices[0]
+        if len(matrices) == 1:
+            return first
         if any((m.kind, m.ins) != (first.kind, first.ins) for m in matrices):
             raise ValueError("matrices of several formats or numbers of inputs")
         if any(m.outs % TILE for m in matrices[:-1]):

@@ -107,6 +107,8 @@ def test_steps_and_layers_agree(kind: Kind, tmp_path: Path) -> None:
 def test_steps_and_layers_agree_about_experts(kind: Kind, dtype: str, tmp_path: Path) -> None:
     path = written(tmp_path / "tiny.gguf", "qwen3moe", built("qwen3moe"), kind=kind)
     kept, dense = pair(path, dtype=dtype)
+    assert kept.hf.config._experts_implementation == "eager"
+    assert dense.hf.config._experts_implementation != "eager"
     weight = kept.hf.model.layers[0].mlp.experts.down_proj
     assert isinstance(weight, BlockWeight)
     assert torch.equal(weight[2] + 0, (weight + 0)[2])

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from gemserve_kernels.blocks import TILE
+from gemserve_kernels.blocks import TILE, BlockWeight
 
 _NAMES = ("gate_up_proj", "down_proj")
 
@@ -27,5 +27,7 @@ def expert_matrices(model: Any) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def multiply_one_by_one(model: Any) -> None:
-    """Have experts multiplied one after the other, as their matrices in blocks need it."""
-    model.config._experts_implementation = "eager"
+    """Have experts multiplied one after the other if their matrices are in blocks."""
+    weights = model.parameters()
+    if any(isinstance(weight, BlockWeight) and weight.experts is not None for weight in weights):
+        model.config._experts_implementation = "eager"

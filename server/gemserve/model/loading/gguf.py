@@ -201,10 +201,11 @@ def _kind_of(tensors: Sequence[GgufTensor], empty: Any, full: str) -> BlockForma
     """The blocks in which a parameter can stay that is these tensors together, or None."""
     kinds = {format_of(tensor.type_id) for tensor in tensors}
     kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is None or empty.get_parameter(full).shape[-1] % kind.inputs:
+    weight = empty.get_parameter(full)
+    if kind is None or weight.shape[-1] % kind.inputs:
         return None
-    if full in {name for name, _, _ in expert_matrices(empty)}:
-        return kind
+    if weight.dim() == 3:
+        return kind if any(full == name for name, _, _ in expert_matrices(empty)) else None
     module = empty.get_submodule(full.rpartition(".")[0])
     is_matrix = type(module) is torch.nn.Linear or isinstance(module, torch.nn.Embedding)
     return kind if is_matrix and full.endswith(".weight") and len(tensors) == 1 else None

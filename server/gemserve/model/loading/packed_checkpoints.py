@@ -194,11 +194,14 @@ def _expert_places(
     return {}
 
 
-def _joined(parts: Mapping[_Place, Blocks]) -> dict[str, Blocks]:
-    """Matrices by their weights' names, those of a layer's experts one below the other."""
+def _joined(parts: dict[_Place, Blocks]) -> dict[str, Blocks]:
+    """Matrices by their weights' names, those of a layer's experts one below the other.
+
+    It takes the parts away one after the other, so that they are not in memory twice.
+    """
     order = sorted(parts, key=lambda place: (place.weight, place.expert, place.half))
     return {
-        weight: Blocks.joined([parts[place] for place in places])
+        weight: Blocks.joined([parts.pop(place) for place in places])
         for weight, places in groupby(order, key=lambda place: place.weight)
     }
 

@@ -87,6 +87,37 @@ SECTIONS = {
         "--repeats 2",
         chunked=True,
     ),
+    "windows": Section(
+        *(60, "ttft.py", "--window 1536 --skip-sdpa"),
+        full="--shape llama-8b --reader-shape qwen-0.5b --methods none,windows,reader "
+        "--lengths 32768,131072 --warm-up-tokens 16384 --kv-memory 24GiB --repeats 3",
+        smoke="--shape tiny --reader-shape tiny --methods none,windows,reader --lengths 192,400 "
+        "--window 64 --warm-up-tokens 128 --keep 32 --repeats 2 --kv-memory 64MiB",
+        chunked=True,
+    ),
+    "million": Section(
+        *(40, "ttft.py", "--window 1536 --skip-sdpa --without-none --repeats 1"),
+        full="--shape llama-8b --reader-shape qwen-0.5b --methods windows,reader "
+        "--lengths 1048576 --warm-up-tokens 16384 --kv-memory 8GiB",
+        smoke="--shape tiny --reader-shape tiny --methods windows,reader --lengths 2000 "
+        "--window 64 --warm-up-tokens 128 --keep 32 --kv-memory 64MiB",
+    ),
+    "large": Section(
+        *(100, "ttft.py", "--window 1536 --skip-sdpa --repeats 1"),
+        full="--shape qwen-32b --reader-shape qwen-0.5b --methods none,windows,reader "
+        "--lengths 32768,131072 --warm-up-tokens 4096 --kv-memory 36GiB",
+        smoke="--shape tiny --reader-shape tiny --methods none,windows,reader --lengths 192 "
+        "--window 64 --warm-up-tokens 128 --keep 32 --kv-memory 64MiB",
+        chunked=True,
+    ),
+    "streams": Section(
+        *(30, "speed/interleave.py", "--window 1536"),
+        full="--shape llama-8b --prompt-tokens 131072 --streams 16 --max-tokens 8192 "
+        "--warm-up-tokens 16384 --kv-memory 30GiB",
+        smoke="--shape tiny --prompt-tokens 500 --window 64 --streams 2 --stream-tokens 24 "
+        "--max-tokens 600 --keep 32 --warm-up-tokens 64 --kv-memory 64MiB",
+        chunked=True,
+    ),
     "decode": Section(
         *(70, "decode.py", "--engines gemserve --repeats 1"),
         full="--shape llama-8b --sequences 1,4,16,64,256 --new-tokens 32",
@@ -102,6 +133,7 @@ SECTIONS = {
     ),
 }
 VARIANTS = {"ttft": "default,fp8 filter", "decode": "default,eager"}
+VARIANTS["windows"] = VARIANTS["large"] = "default,fp8 windows"
 VARIANTS["throughput"] = VARIANTS["ttft"]
 
 

@@ -2,8 +2,10 @@
 
 `bound` is FLOPs(none) / FLOPs(method), second pass included; `fraction_of_bound` is how much of it
 was reached. `sieve` reads the prompt in one pass, `windows` is the same in windows of `--window`
-tokens. transformers' own SDPA prefill of the same weights runs beside, so that a slow `none`
-cannot flatter the rest. With `--new-tokens` above 1 an answer is generated and timed, too.
+tokens. `reader` is a small model of `--reader-shape` that chooses in windows, and then this one
+reads what was kept; both times are added. transformers' own SDPA prefill of the same weights runs
+beside, so that a slow `none` cannot flatter the rest. With `--new-tokens` above 1 an answer is
+generated and timed, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from gemserve.filtering.method_cost import prompt_flops
 from gemserve.model.passes.causal_model import CausalModel
 
 SDPA = "transformers_sdpa"
+_MOST_TOKENS = 1 << 21  # of a prompt, for methods that read it in windows
 SEGMENTS = "windows"  # `sieve`, which reads the prompt in segments
+READER = "reader"  # the same by a small model
 
 
 @dataclass(kw_only=True)
@@ -59,6 +63,17 @@ class Race:
         self.shape = CausalModel(self.hf).shape
         self.layer = harness.SHAPES[arguments.shape].filter_layer
         self.sdpa = harness.twin(self.hf)
+        self.reader: Core | None = None
+        if READER in arguments.methods.split(","):
+            reader = harness.random_llama(
+                arguments.device, shape=arguments.reader_shape, dtype=arguments.dtype
+            )
+            self.reader = harness.build_core(
+                reader,
+                shape=arguments.reader_shape,
+                kv_memory_bytes=arguments.kv_memory,
+                max_prompt_tokens=_MOST_TOKENS,
+            )
         self.is_sdpa_warm = False
         self.cores: dict[tuple[Any, ...], tuple[Core, set[str]]] = {}  # and methods warmed up
         self.contestants = [
@@ -84,7 +99,7 @@ class Race:
     def _at(self, length: int) -> list[Contestant]:
         made: list[Contestant] = []
         methods = self.options.methods.split(",")
-        if "none" not in methods:
+        if "none" not in methods and not self.options.without_none:
             methods.insert(0, "none")
         if not self.options.skip_sdpa:
             labels = {"method": SDPA, "prompt_tokens": length, "variant": "transformers"}
@@ -136,6 +151,7 @@ class Race:
                 shape=options.shape,
                 variant=contestant.variant or "default",
                 kv_memory_bytes=kv_bytes,
+                max_prompt_tokens=_MOST_TOKENS,
                 **({} if chunk is None else {"max_chunk_tokens": chunk}),
             )
             self.cores[key] = (core, set())
@@ -157,16 +173,32 @@ class Race:
         return self._figures(contestant)
 
     def _method_of(self, name: str) -> tuple[str, int | None]:
-        """A contestant's method, and the size of its segments."""
+        """A contestant's method in this model, and the size of its segments."""
+        if name == READER:
+            return "none", None
         return ("sieve", self.options.window) if name == SEGMENTS else (name, None)
 
     def _time(self, core: Core, method: Any, length: int, new_tokens: int) -> dict[str, Any]:
         ids = harness.random_ids(length, core.model.vocab_size, seed=length)
+        if method == READER:
+            return self._time_with_reader(core, ids, new_tokens)
         served, segment_size = self._method_of(method)
         asked = harness.request(
             ids, served, self.options.keep, new_tokens, segment_size=segment_size or "off"
         )
         return harness.time_request(core, asked, self.options.device)
+
+    def _time_with_reader(self, core: Core, ids: list[int], new_tokens: int) -> dict[str, Any]:
+        assert self.reader is not None
+        keep, device = self.options.keep, self.options.device
+        read = [token % self.reader.model.vocab_size for token in ids]
+        looks = harness.request(
+            read, "sieve", keep, 1, selects_only=True, segment_size=self.options.window
+        )
+        chosen_s = harness.time_request(self.reader, looks, device)["total_s"]
+        kept = harness.request(ids[:keep], "none", keep, new_tokens)
+        found = harness.time_request(core, kept, device)
+        return found | {name: chosen_s + found[name] for name in ("ttft_s", "total_s")}
 
     @torch.inference_mode()
     def _prefill(self, length: int) -> dict[str, Any]:
@@ -201,8 +233,7 @@ class Race:
         ratio = none_s / ttft_s if none_s and ttft_s else None
         method: Any = "none" if contestant.variant is None else contestant.method
         length, keep = contestant.length, self.options.keep
-        served, segment_size = self._method_of(method)
-        flops = prompt_flops(self.shape, served, length, keep, self.layer, segment_size)
+        flops = self._flops(method, length)
         full = prompt_flops(self.shape, "none", length, keep, self.layer)
         bound = None if contestant.variant is None else full / flops
         found = {
@@ -223,6 +254,20 @@ class Race:
                 found[name] = contestant.median(name)
         return found
 
+    def _flops(self, method: str, length: int) -> float:
+        keep, window = self.options.keep, self.options.window
+        if method != READER:
+            served, segment_size = self._method_of(method)
+            return prompt_flops(self.shape, served, length, keep, self.layer, segment_size)
+        assert self.reader is not None
+        shape, layer = (
+            self.reader.model.shape,
+            harness.SHAPES[self.options.reader_shape].filter_layer,
+        )
+        looking = prompt_flops(shape, "sieve", length, keep, layer, window)
+        of_kept, own_kept = (s.prefill_chunk(0, keep) + s.head() for s in (shape, self.shape))
+        return looking - of_kept + own_kept
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -231,6 +276,8 @@ def main() -> None:
         "--methods", default=f"none,gemfilter,sieve,{SEGMENTS}", help="default: %(default)s"
     )
     parser.add_argument("--window", type=int, default=2048, help="tokens (default: %(default)s)")
+    parser.add_argument("--reader-shape", choices=harness.SHAPES, default="small")
+    parser.add_argument("--without-none", action="store_true", help="nothing to compare with")
     parser.add_argument("--keep", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--new-tokens", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--kv-memory", type=read_bytes, default="8GiB", help="default: %(default)s")

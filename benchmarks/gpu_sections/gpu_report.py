@@ -14,10 +14,14 @@ from typing import Any
 Row = dict[str, Any]
 SCHEMA = 1
 LONGEST = 131072
+_TIMED = ("ttft", "windows", "million", "large")  # sections of `ttft.py`
 # Figures of the scripts' rows by their names there: the name in the report, and the unit.
 FIGURES = {
     **{f"{name}_s": (name, "s") for name in ("time", "plain_time", "first_call", "pass_time")},
     **{f"{name}_s": (name, "s") for name in ("ttft", "total", "generation", "step")},
+    **{f"gap_{name}_s": (f"gap_{name}", "s") for name in ("p50", "p99")},
+    **{f"gap_{name}_beside_s": (f"gap_{name}_beside", "s") for name in ("p50", "p99")},
+    **{f"ttft_{name}_s": (f"ttft_{name}", "s") for name in ("alone", "beside")},
     **{f"{name}_bytes": (name, "bytes") for name in ("peak_memory", "peak_kv", "decode_kv")},
     **{f"{name}_bytes": (name, "bytes") for name in ("memory", "free_memory", "read")},
     "attention_time_s": ("attention_time", "s"),
@@ -50,6 +54,19 @@ TARGETS: tuple[tuple[str, str, float, str, str, Mapping[str, Any]], ...] = (
         *("ttft", "ttft_to_none"),
         {"variant": "fp8 filter", "method": "sieve", "prompt_tokens": LONGEST},
     ),
+    *(
+        (
+            *(f"TTFT of windows / none, 128K tokens, {about}", "at most", 0.2),
+            *(section, "ttft_to_none"),
+            {"variant": "default", "method": "windows", "prompt_tokens": LONGEST},
+        )
+        for section, about in (("windows", "8B"), ("large", "32B"))
+    ),
+    (
+        *("share of the card's products while windows of 8B are read, 128K tokens", "at least"),
+        *(0.6, "windows", "share_of_bf16"),
+        {"variant": "default", "method": "windows", "prompt_tokens": LONGEST},
+    ),
     (
         *("KV while decoding, sieve / none, 128K tokens", "at most", 0.011),
         *("ttft", "decode_kv_to_none"),
@@ -66,7 +83,7 @@ TARGETS: tuple[tuple[str, str, float, str, str, Mapping[str, Any]], ...] = (
         {"kernel": "largest_attention", "keys": LONGEST},
     ),
     (
-        *("decoding one sequence as a graph / copy bandwidth", "at least", 0.6),
+        *("decoding one sequence as a graph / copy bandwidth", "at least", 0.8),
         *("decode", "share_of_copy"),
         {"sequences": 1, "cuda_graphs": "on"},
     ),
@@ -151,20 +168,20 @@ def add_shares(rows: Sequence[Row]) -> None:
 
         if section == "decode" and value("read") is not None:
             figures["bandwidth"] = figure(value("read") / value("step"), "bytes/s")
-        if section == "ttft" and value("ttft"):
+        if section in _TIMED and value("ttft"):
             figures["rate"] = figure(value("prompt_flops") / value("ttft"), "FLOP/s")
         if section in ("rates", "decode"):
             ratio(row, "share_of_copy", value("bandwidth"), copy)
-        if section in ("rates", "ttft", "attention"):
+        if section in ("rates", "attention", *_TIMED):
             ratio(row, "share_of_bf16", value("rate"), bf16)
         if labels.get("where") == "filter pass":
             same = {key: labels[key] for key in ("backend", "prompt_tokens")}
             alone = find(rows, "attention", "rate", where="alone", **same)
             ratio(row, "share_of_alone", value("rate"), alone)
-        if section == "ttft":
+        if section in _TIMED:
             same = {"method": "none", "prompt_tokens": labels["prompt_tokens"]}
             for name in ("ttft", "total", "peak_memory", "peak_kv", "decode_kv"):
-                none = find(rows, "ttft", name, **same)
+                none = find(rows, section, name, **same)
                 if value(name) is not None and none:
                     ratio(row, f"{name}_to_none", value(name), none)
 

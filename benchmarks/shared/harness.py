@@ -73,6 +73,36 @@ SHAPES = {
             "rope_parameters": _LLAMA_ROPE | {"original_max_position_embeddings": 8192},
         },
     ),
+    "qwen-32b": Shape(  # Qwen3-32B, with room for an answer after 131,072 tokens
+        filter_layer=26,
+        config={
+            "vocab_size": 151936,
+            "hidden_size": 5120,
+            "intermediate_size": 25600,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 131072 + 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
+    "qwen-0.5b": Shape(  # Qwen2.5-0.5B; the layer is that of its calibration
+        filter_layer=6,
+        config={
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
     "tiny": Shape(
         filter_layer=1,
         config={
@@ -114,6 +144,9 @@ VARIANTS = {
     "default": Variant(),
     "eager": Variant(engine={"cuda_graphs": "off"}, needs_cuda=True),
     "fp8 filter": Variant(engine={"filter_precision": "fp8"}, methods=("sieve",), needs_cuda=True),
+    "fp8 windows": Variant(
+        engine={"filter_precision": "fp8"}, methods=("windows",), needs_cuda=True
+    ),
 }
 
 

@@ -6,7 +6,9 @@ All of them return log-sum-exps. RoPE has already been applied to queries and ke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -71,6 +73,33 @@ class Attention(ABC):
         There is at least one key. `is_causal` requires as many queries as keys, and query i then
         sees keys 0..i.
         """
+
+    def several(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        queries: tuple[int, ...],
+        keys: tuple[int, ...],
+        *,
+        scale: float,
+    ) -> Partial:
+        """Several sequences, one behind the other; none sees another.
+
+        `query` [heads, sum of `queries`, head_dim]; `key`, `value` [kv_heads, sum of `keys`,
+        head_dim]. A sequence's queries are those of its last keys, and see no later ones.
+        """
+        parts: list[Partial] = []
+        each = query.split(queries, 1), key.split(keys, 1), value.split(keys, 1)
+        for q, k, v in zip(*each, strict=True):
+            past = k.shape[1] - q.shape[1]
+            own = self.part(q, k[:, past:], v[:, past:], scale=scale, is_causal=True)
+            if past:
+                before = self.part(q, k[:, :past], v[:, :past], scale=scale, is_causal=False)
+                own = join([before, own])
+            parts.append(own)
+        outs, lses = zip(*((part.out, part.lse) for part in parts), strict=True)
+        return Partial(torch.cat(outs, 1), torch.cat(lses, 1))
 
 
 class Reference(Attention):
@@ -171,6 +200,23 @@ class Flash(Attention):
         )
         return _unbatched(out, lse, query)
 
+    def several(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        queries: tuple[int, ...],
+        keys: tuple[int, ...],
+        *,
+        scale: float,
+    ) -> Partial:
+        q, k, v = (t.transpose(0, 1) for t in (query, key, value))
+        bounds = (_bounds(counts, query.device) for counts in (queries, keys))
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *bounds, max(queries), max(keys), 0.0, True, False, scale=scale
+        )
+        return Partial(out.transpose(0, 1), lse)
+
 
 class Cudnn(Attention):
     """cuDNN's kernel, through torch. It takes fewer key heads than query heads.
@@ -209,6 +255,18 @@ class Cudnn(Attention):
             return first
         last = self.rest.part(query[:, whole:], key, value, scale=scale, is_causal=False)
         return Partial(torch.cat([first.out, last.out], 1), torch.cat([first.lse, last.lse], 1))
+
+    def several(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        queries: tuple[int, ...],
+        keys: tuple[int, ...],
+        *,
+        scale: float,
+    ) -> Partial:
+        return self.rest.several(query, key, value, queries, keys, scale=scale)
 
     def _beside_blocks(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Partial:
         """Attention to all keys, block by block."""
@@ -323,6 +381,15 @@ def is_installed(package: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+@lru_cache(maxsize=64)
+def _bounds(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where each of several sequences begins, and where the last one ends: int32, on `device`.
+
+    Every layer of a pass asks for the same.
+    """
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
 
 
 def _check(query: Tensor, key: Tensor, is_causal: bool) -> None:

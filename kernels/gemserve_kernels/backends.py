@@ -18,7 +18,7 @@ from gemserve_kernels.decode import decode_attention, fused_decode_attention
 class Backend:
     """Plain torch, for any device.
 
-    `name` and `part` are those of the attention kernel. `kernels` names what computes the other
+    `name`, `part`, `several`: the attention kernel's. `kernels` names what computes the other
     operations. If `is_recordable`, `write` and `decode` never wait for the device, so that a CUDA
     graph can record them.
     """
@@ -37,7 +37,7 @@ class Backend:
 
     def __init__(self, attention: Attention) -> None:
         self.name = attention.name
-        self.part = attention.part
+        self.part, self.several = attention.part, attention.several
 
 
 class CpuBackend(Backend):

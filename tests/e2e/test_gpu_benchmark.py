@@ -21,7 +21,8 @@ FORKED = Path(__file__).with_name("forked_sections.py")
 PICTURES = ("ttft", "memory", "decode", "kernels")
 SECTIONS = (
     *("environment", "ceilings", "kernels", "rates", "model"),
-    *("chunks", "attention", "ttft", "decode", "throughput"),
+    *("chunks", "attention", "ttft", "windows", "million", "large"),
+    *("streams", "decode", "throughput"),
 )
 
 
@@ -119,6 +120,10 @@ def _check_model(rows: list[dict[str, Any]]) -> None:
             kept = share * (row["labels"]["prompt_tokens"] + 4) - 4
             assert kept == pytest.approx(round(kept))
             assert 32 - 17 < round(kept) <= 32
+    ways = {("none",), ("windows",), ("reader",)}
+    assert _labels(rows, "windows", "method") == _labels(rows, "large", "method") == ways
+    assert _labels(rows, "million", "method") == ways - {("none",)}
+    assert _labels(rows, "streams", "streams", "window") == {(2, 64)}
     assert _labels(rows, "decode", "sequences") == {(1,), (3,)}
     assert _labels(rows, "throughput", "method") == {("none",), ("sieve",)}
     assert _labels(rows, "attention", "where", "prompt_tokens") == {

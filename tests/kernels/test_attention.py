@@ -7,7 +7,7 @@ import torch
 
 from gemserve_kernels import Partial, join, merge
 from gemserve_kernels.attention import reference_attention
-from gemserve_kernels.attention_backends import AtenCpu, Reference
+from gemserve_kernels.attention_backends import AtenCpu, Attention, Reference
 
 CPU = AtenCpu()
 SHAPES = [(1, 1, 16), (4, 4, 32), (8, 2, 64), (8, 1, 80), (6, 3, 128)]
@@ -50,6 +50,21 @@ def test_past_and_chunk_merge_to_causal_attention(cut: int) -> None:
     joined, alone = join([past, chunk]), CPU.part(q, k, v, scale=0.3, is_causal=True)
     torch.testing.assert_close(joined.out, whole, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(joined.lse, alone.lse[:, cut:])
+
+
+@pytest.mark.parametrize("kernel", [CPU, Reference()])
+def test_several_sequences_are_each_alone(kernel: Attention) -> None:
+    queries, keys = (5, 1, 33), (5, 40, 64)
+    q, k, v = qkv(8, 2, 32, sum(queries), sum(keys), torch.float32)
+    found = kernel.several(q, k, v, queries, keys, scale=0.3)
+    first_q = first_k = 0
+    for num_queries, num_keys in zip(queries, keys, strict=True):
+        rows, seen = slice(first_q, first_q + num_queries), slice(first_k, first_k + num_keys)
+        mask = torch.ones(num_keys, num_keys, dtype=torch.bool).tril()[-num_queries:]
+        alone = reference_attention(q[:, rows], k[:, seen], v[:, seen], scale=0.3, mask=mask)
+        torch.testing.assert_close(found.out[:, rows], alone.out, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(found.lse[:, rows], alone.lse)
+        first_q, first_k = rows.stop, seen.stop
 
 
 def test_merge_survives_scores_that_overflow_exp() -> None:

@@ -101,9 +101,13 @@ def answer(core: Core, asked: Request) -> tuple[FilterReport, tuple[int, ...]]:
     return report_of(events), drawn
 
 
+@pytest.mark.parametrize("reads_together", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_are_those_of_separate_passes(name: str) -> None:
-    """Each segment alone, in one pass, with the question behind it."""
+def test_scores_are_those_of_separate_passes(
+    name: str, reads_together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each segment alone, in one pass, with the question behind it; as a CPU and a GPU read."""
+    monkeypatch.setattr(CausalModel, "reads_together", reads_together)
     core, ids = core_of(name), ids_of(1, 900)
     planned = core.planner.planned(request(ids))
     assert planned.plan is not None
@@ -182,7 +186,11 @@ def test_one_tenants_segments_are_not_anothers() -> None:
     assert answer(core, request(ids, tenant=b"one"))[0].cached_windows
 
 
-def test_an_adapters_segments_are_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_together", [False, True])
+def test_an_adapters_segments_are_its_own(
+    tmp_path: Path, reads_together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CausalModel, "reads_together", reads_together)
     core, ids = core_of(tokens=100_000), ids_of(1, 2000)
     adapters.write(tmp_path, "ntk", core.model, 0)
     adapter = load_adapter("style", tmp_path, core.model, base_of(core.model), 1 << 24)

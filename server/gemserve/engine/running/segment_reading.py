@@ -79,10 +79,12 @@ class SegmentGroup:
         self._tap = FilterTap(layer=self._layer, queries=queries, num_tokens=longest)
 
     def forward(self, breaks: Breaks) -> None:
-        """Read each segment that is not cached alone, then what is asked behind all of them.
+        """Read the segments that are not cached, then what is asked behind all of them.
 
-        With a recurrent state it is asked behind each segment as soon as that is read, because
-        there is one such state.
+        A CPU reads one segment after the other, so that what is computed of one does not depend on
+        the others; a GPU reads them in one pass, because its kernels want many rows. With a
+        recurrent state it is asked behind each segment as soon as that is read, because there is
+        one such state.
         """
         breaks = Breaks(breaks.pause, _WHOLE)
         nothing = FilterTap(
@@ -91,23 +93,36 @@ class SegmentGroup:
             num_tokens=self._tap.num_tokens,
         )
         assert self._state is None or not any(read.is_cached for read in self._reads)
-        for number, read in enumerate(self._reads):
-            if not read.is_cached:
-                segment = self._segments.segments[read.index]
-                text = self._request.prompt_ids[segment.start : segment.stop]
-                self._model.filter_chunk(
-                    [*self._segments.anchor, *text],
-                    start=0,
-                    kv=self._kv(KVPlace(read.text.start, read.text.capacity)),
-                    tap=nothing,
-                    adapter=self._adapter,
-                    breaks=breaks,
-                    state=self._state,
-                )
+        unread = [read for read in self._reads if not read.is_cached]
+        if self._model.reads_together and unread:
+            texts = [(self._text(read), self._text_kv(read)) for read in unread]
+            self._model.filter_together(texts, tap=nothing, adapter=self._adapter, breaks=breaks)
+            unread = []
+        for number, read in enumerate(unread):
+            self._model.filter_chunk(
+                self._text(read),
+                start=0,
+                kv=self._text_kv(read),
+                tap=nothing,
+                adapter=self._adapter,
+                breaks=breaks,
+                state=self._state,
+            )
             if self._state is not None and self._segments.asked:
                 self._ask([read], breaks, number)
         if self._state is None and self._segments.asked:
             self._ask(self._reads, breaks)
+
+    def _text(self, read: SegmentRead) -> list[int]:
+        """The tokens of a segment, behind its anchor."""
+        segment = self._segments.segments[read.index]
+        return [
+            *self._segments.anchor,
+            *self._request.prompt_ids[segment.start : segment.stop],
+        ]
+
+    def _text_kv(self, read: SegmentRead) -> KVSpan:
+        return self._kv(KVPlace(read.text.start, read.text.capacity))
 
     def _ask(self, reads: Sequence[SegmentRead], breaks: Breaks, num_before: int = 0) -> None:
         self._model.ask_segments(

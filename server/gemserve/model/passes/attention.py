@@ -40,7 +40,7 @@ class ChunkRows:
 
     kv: KVSpan
     start: int
-    count: ClassVar[int | None] = None  # all of the pass
+    counts: ClassVar[tuple[int, ...] | None] = None  # all of the pass
 
     @property
     def chunks(self) -> tuple[ChunkRows, ...]:
@@ -49,14 +49,21 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunksOfOnePass:
-    """Chunks of `count` tokens each, one after the other, that do not see each other.
+    """Chunks of `counts` tokens, one after the other, that do not see each other.
 
-    `start`: which row of a `QueryTap` the first one is.
+    `start`: which row of a `QueryTap` the first one is. `is_one_call`: one call of the attention
+    kernel has all of them, where it can.
     """
 
     chunks: tuple[ChunkRows, ...]
-    count: int
+    counts: tuple[int, ...]
     start: int = 0
+    is_one_call: bool = False
+
+    def is_within(self, limit: int | None) -> bool:
+        """Does every row see all tokens before it, if it sees at most `limit`?"""
+        pairs = zip(self.chunks, self.counts, strict=True)
+        return limit is None or all(chunk.start + count <= limit for chunk, count in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,8 @@ def attention(
         out = _decode(context, layer, q, k, v, options)
         out = out[..., :value_dim].contiguous()
         return out.unflatten(0, (query.shape[0], query.shape[2])), None
-    start, chunks, count = context.rows.start, context.rows.chunks, context.rows.count or q.shape[1]
+    start, chunks = context.rows.start, context.rows.chunks
+    counts = context.rows.counts or (q.shape[1],)
     filter_tap = context.filter_tap
     listener = context.query_tap if filter_tap is None else filter_tap.queries
     if listener is not None:
@@ -184,16 +192,19 @@ def attention(
                 f"filter layer {layer} sees only {options.reach}: choose a layer with full "
                 "attention"
             )
-        for chunk, key in zip(chunks, k.split(count, dim=1), strict=True):
+        for chunk, key in zip(chunks, k.split(counts, dim=1), strict=True):
             chunk.kv.write_keys(layer, chunk.start, key)
         raise FilterLayerReached
     context.pause()
-    of_chunks = zip(chunks, *(x.split(count, dim=1) for x in (q, k, v)), strict=True)
-    outs = [
-        _attend(context, chunk, layer, some_q, some_k, some_v, options)
-        for chunk, some_q, some_k, some_v in of_chunks
-    ]
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+    of_chunks = zip(chunks, *(x.split(counts, dim=1) for x in (q, k, v)), strict=True)
+    if _is_one_call(context.rows, options):
+        out = _attend_at_once(context, layer, q, [(c, k, v) for c, _, k, v in of_chunks], options)
+    else:
+        outs = [
+            _attend(context, chunk, layer, some_q, some_k, some_v, options)
+            for chunk, some_q, some_k, some_v in of_chunks
+        ]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     # contiguous, as transformers' own functions return it: some layers take a view of it
     return out[..., :value_dim].transpose(0, 1).contiguous().unsqueeze(0), None
 
@@ -261,6 +272,31 @@ def _attend(
             context.pause()
     parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
     return _joined(context, layer, query, options, parts)
+
+
+def _is_one_call(rows: ChunkRows | ChunksOfOnePass, options: AttentionOptions) -> bool:
+    if not isinstance(rows, ChunksOfOnePass) or not rows.is_one_call:
+        return False
+    return options.softcap is None and rows.is_within(options.reach.limit)
+
+
+def _attend_at_once(
+    context: ForwardContext,
+    layer: int,
+    query: torch.Tensor,
+    chunks: Sequence[tuple[ChunkRows, torch.Tensor, torch.Tensor]],
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """Attention of several chunks, with their keys and values: [heads, tokens, head_dim]."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for chunk, key, value in chunks:
+        chunk.kv.write(layer, chunk.start, key, value)
+        seen += [*chunk.kv.parts(layer, chunk.start), (key, value)]
+    queries = tuple(key.shape[1] for _, key, _ in chunks)
+    keys = tuple(chunk.start + key.shape[1] for chunk, key, _ in chunks)
+    key, value = (torch.cat(some, dim=1) for some in zip(*seen, strict=True))
+    part = context.backend.several(query, key, value, queries, keys, scale=options.scale)
+    return _joined(context, layer, query, options, [part])
 
 
 def _joined(

@@ -141,6 +141,11 @@ class CausalModel:
         return self._rotary.is_fixed
 
     @property
+    def reads_together(self) -> bool:
+        """Whether several texts are read in one pass: a GPU's kernels want many rows."""
+        return self.device.type == "cuda" and not self.has_states
+
+    @property
     def has_reusable_beginnings(self) -> bool:
         """Whether a prompt can go on from keys and values of another one that begins like it.
 
@@ -338,6 +343,27 @@ class CausalModel:
         self._filter(ids, positions, rows, tap, adapter, breaks, states)
 
     @torch.inference_mode()
+    def filter_together(
+        self,
+        texts: Sequence[tuple[Sequence[int], KVSpan]],
+        *,
+        tap: FilterTap,
+        adapter: Adapter = NO_ADAPTER,
+        breaks: Breaks | None = None,
+    ) -> None:
+        """Run several texts, each from position 0 on, through the filter layers in one pass.
+
+        None sees another. Each comes with room for its keys and values: see `filter_chunk`.
+        """
+        assert not self.has_states
+        chunks = tuple(ChunkRows(kv=kv, start=0) for _, kv in texts)
+        counts = tuple(len(ids) for ids, _ in texts)
+        rows = ChunksOfOnePass(chunks=chunks, counts=counts, is_one_call=True)
+        positions = [p for ids, _ in texts for p in _positions(0, len(ids), adapter)]
+        together = [token for ids, _ in texts for token in ids]
+        self._filter(together, positions, rows, tap, adapter, breaks, None)
+
+    @torch.inference_mode()
     def ask_segments(
         self,
         ids: Sequence[int],
@@ -359,7 +385,13 @@ class CausalModel:
         assert not self.has_states or (state is not None and len(segments) == 1)
         chunks = tuple(ChunkRows(kv=kv, start=count) for kv, count in segments)
         positions = [p for _, count in segments for p in _positions(count, len(ids), adapter)]
-        rows = ChunksOfOnePass(chunks=chunks, count=len(ids), start=num_before * len(ids))
+        counts = (len(ids),) * len(chunks)
+        rows = ChunksOfOnePass(
+            chunks=chunks,
+            counts=counts,
+            start=num_before * len(ids),
+            is_one_call=self.reads_together,
+        )
         states = self._pass_states(state, segments[0][1], breaks)
         self._filter([*ids] * len(segments), positions, rows, tap, adapter, breaks, states)
 

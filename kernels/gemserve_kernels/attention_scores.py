@@ -109,6 +109,33 @@ def attention_beside_sinks(
     return SinkAttention(sinks, keys, best, places, shares.transpose(0, 1))
 
 
+def attention_of_all_heads_beside_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    num_sinks: int,
+    *,
+    most: int,
+    num_first: int,
+    scale: float,
+    softcap: float | None = None,
+) -> SinkAttention:
+    """`attention_beside_sinks` with all heads at once: on a GPU, launches are what it costs.
+
+    Scores of [heads, rows, keys] exist at a time.
+    """
+    heads, rows, dim = query.shape
+    grouped = query.float().reshape(key.shape[0], -1, dim)
+    scores = (grouped @ key.float().transpose(1, 2)).view(heads, rows, -1) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    sinks, logits = scores[..., :num_sinks].logsumexp(-1), scores[..., num_sinks:]
+    keys = logits.logsumexp(-1)
+    best, places = logits.topk(min(most, logits.shape[-1]), dim=-1)
+    shares = (logits - torch.logaddexp(sinks, keys)[..., None]).exp()
+    both = torch.stack([shares[:, :num_first].amax(1), shares.amax(1)])
+    return SinkAttention(sinks, keys, best, places, both)
+
+
 def grouped_probabilities(
     query: torch.Tensor, key: torch.Tensor, *, scale: float, softcap: float | None = None
 ) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemserve_kernels import (
+    attention_scores,
     triton_attention_scores,
     triton_decode,
     triton_kv_copy,
@@ -13,7 +14,7 @@ from gemserve_kernels.backends import Backend
 
 
 class TritonBackend(Backend):
-    """Triton kernels on CUDA for every operation but `part`; docs/benchmarks.md has speeds."""
+    """Triton kernels on CUDA, but for attention; docs/benchmarks.md has speeds."""
 
     kernels = "triton"
     is_recordable = True
@@ -23,5 +24,6 @@ class TritonBackend(Backend):
     gather = staticmethod(triton_kv_copy.gather_tokens)
     merge_ntk = staticmethod(triton_ntk.merge_ntk)
     largest_attention = staticmethod(triton_attention_scores.largest_attention)
+    attention_beside_sinks = staticmethod(attention_scores.attention_of_all_heads_beside_sinks)
     grouped_probabilities = staticmethod(triton_attention_scores.grouped_probabilities)
     pooled = staticmethod(triton_pooling.pooled)

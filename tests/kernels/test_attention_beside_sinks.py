@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from gemserve.filtering.segment_scores import SegmentSummary, pooled_scores
-from gemserve_kernels.attention_scores import attention_beside_sinks
+from gemserve_kernels.attention_scores import (
+    attention_beside_sinks,
+    attention_of_all_heads_beside_sinks,
+)
 
 HEADS, KV_HEADS, ROWS, DIM, SINKS, KEYS = 4, 2, 5, 16, 3, 40
 
 
+WAYS = pytest.mark.parametrize(
+    "attend", [attention_beside_sinks, attention_of_all_heads_beside_sinks]
+)
+
+
+@WAYS
 @pytest.mark.parametrize("softcap", [None, 20.0])
-def test_sums_and_shares_are_those_of_a_softmax(softcap: float | None) -> None:
+def test_sums_and_shares_are_those_of_a_softmax(attend: Any, softcap: float | None) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(HEADS, ROWS, DIM), torch.randn(KV_HEADS, SINKS + KEYS, DIM)
-    found = attention_beside_sinks(
-        query, key, SINKS, most=6, num_first=2, scale=0.3, softcap=softcap
-    )
+    found = attend(query, key, SINKS, most=6, num_first=2, scale=0.3, softcap=softcap)
     logits = query @ key.repeat_interleave(2, 0).transpose(1, 2) * 0.3
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -31,9 +40,10 @@ def test_sums_and_shares_are_those_of_a_softmax(softcap: float | None) -> None:
     torch.testing.assert_close(found.shares[1], shares.amax(1))
 
 
-def test_fewer_keys_than_are_listed() -> None:
+@WAYS
+def test_fewer_keys_than_are_listed(attend: Any) -> None:
     query, key = torch.randn(1, 2, DIM), torch.randn(1, SINKS + 4, DIM)
-    found = attention_beside_sinks(query, key, SINKS, most=8, num_first=2, scale=1.0)
+    found = attend(query, key, SINKS, most=8, num_first=2, scale=1.0)
     assert found.best.shape == (1, 2, 4)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class LayerParts:
 
     library: ctypes.CDLL
     lanes: int
+    device: ClassVar[str] = "cpu"
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
 
     def norm(self, states: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`states` [..., width] divided by their root mean square, times `weight` [width].
@@ -77,6 +80,10 @@ class LayerParts:
             *(tokens, heads, width, torch.get_num_threads()),
         )
         return out
+
+    def rotate_both(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """`q` [heads, tokens, width] and `k` [kv_heads, tokens, width], each as by `rotate`."""
+        return self.rotate(q, cos, sin), self.rotate(k, cos, sin)
 
 
 def open_parts() -> LayerParts:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import gemserve_kernels
+from gemserve_kernels.cpu_step import ACTIVATIONS
 
 
 @dataclass
@@ -41,6 +42,7 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
         triton_decode,
         triton_kv_copy,
         triton_ntk,
+        triton_parts,
         triton_pooling,
     )
 
@@ -69,6 +71,16 @@ def call_all(dtype: torch.dtype, head_dim: int, window: int, softcap: float | No
     part = gemserve_kernels.Partial(query, torch.zeros(heads, window))
     term = [torch.zeros(heads, *s) for s in ((2 * head_dim, 16), (16, head_dim), (2 * head_dim,))]
     triton_ntk.merge_ntk([part], query, *term)
+    if dtype == torch.float32:  # which parts of layers do not take
+        dtype = torch.float16
+    parts = triton_parts.TritonParts()
+    states = torch.zeros(window, heads * head_dim, dtype=dtype)
+    parts.norm(states, states[0], 1e-5)
+    for activation in ACTIVATIONS:
+        parts.gate(states, states, activation)
+    angles = torch.zeros(window, head_dim, dtype=dtype)
+    q, k = (torch.zeros(n, window, head_dim, dtype=dtype) for n in (heads, kv_heads))
+    parts.rotate_both(q, k, angles, angles)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ KERNELS = {
             "triton_decode",
             "triton_kv_copy",
             "triton_ntk",
+            "triton_parts",
             "triton_pooling",
             "triton_attention_scores",
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,7 @@ def mutant(
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = made  # where dataclasses look for their module
     spec.loader.exec_module(made)
     for name, value in names.items():
         assert hasattr(made, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from gemserve.model.cpu import fused_parts
-from gemserve.model.cpu.fused_parts import with_fused_parts
+from gemserve.model import fused_parts
+from gemserve.model.fused_parts import can_launch_parts, with_fused_parts
 from gemserve_kernels.native_library import CannotCompile
 from tests.architectures import families
 from tests.compiled_step import compiled_step, needs_compiler
+from tests.kernels.twins import DEVICE, twin
 
 pytestmark = needs_compiler
 IDS = torch.arange(3, 60).unsqueeze(0)
@@ -37,7 +39,8 @@ def changed(plain: Any, fused: Any) -> set[str]:
 
 def logits(model: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return model(IDS).logits.float()  # type: ignore[no-any-return]
+        ids = IDS.to(model.device)
+        return model(ids).logits.float()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +127,72 @@ def test_without_a_compiler_the_model_is_returned(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fused_parts, "open_parts", fails)
     model = families.build("llama").to(torch.bfloat16)
     assert with_fused_parts(model) is model
+
+
+class Counted:
+    """Triton's parts, which count what they are asked for."""
+
+    def __init__(self) -> None:
+        self.parts = twin("triton_parts").TritonParts(DEVICE.type)
+        self.device, self.dtypes, self.lanes = DEVICE.type, self.parts.dtypes, self.parts.lanes
+        self.calls: Counter[str] = Counter()
+
+    def _count(self, name: str, *given: Any) -> Any:
+        self.calls[name] += 1
+        return getattr(self.parts, name)(*given)
+
+    def norm(self, *given: Any) -> Any:
+        return self._count("norm", *given)
+
+    def gate(self, *given: Any) -> Any:
+        return self._count("gate", *given)
+
+    def rotate_both(self, *given: Any) -> Any:
+        return self._count("rotate_both", *given)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "norms", "gates"),
+    [
+        ("llama", torch.bfloat16, 9, 4),
+        ("llama", torch.float16, 9, 4),
+        ("gemma3_text", torch.bfloat16, 0, 4),
+    ],
+)
+def test_every_part_is_a_launch_of_triton(
+    family: str, dtype: torch.dtype, norms: int, gates: int
+) -> None:
+    plain: Any = families.build(family, dtype=dtype).to(DEVICE)
+    parts = Counted()
+    fused = with_fused_parts(plain, parts)
+    parts.calls.clear()
+    of_plain, of_fused = logits(plain), logits(fused)
+    expected = {"norm": norms, "gate": gates, "rotate_both": 4}
+    assert parts.calls == {name: count for name, count in expected.items() if count}
+    exact = logits(plain.float())
+    error, of_own = ((got - exact).abs().mean() for got in (of_fused, of_plain))
+    assert float(error) < 1.5 * float(of_own) + 1e-6
+
+
+def test_which_models_have_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_parts, "find_spec", lambda _: object())
+    cuda = torch.device("cuda")
+    assert can_launch_parts(cuda, torch.float16)
+    assert not can_launch_parts(cuda, torch.float32)
+    assert not can_launch_parts(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(fused_parts, "find_spec", lambda _: None)
+    assert not can_launch_parts(cuda, torch.float16)
+
+
+def test_compiled_code_and_triton_have_classes_of_their_own() -> None:
+    plain, compiled = both("llama")
+    launched = with_fused_parts(plain.to(DEVICE), twin("triton_parts").TritonParts(DEVICE.type))
+    assert len({type(model.model.norm) for model in (plain, compiled, launched)}) == 3
+
+
+def test_layers_that_rest_elsewhere_stay_as_they_are() -> None:
+    plain: Any = families.build("llama", dtype=torch.bfloat16)
+    plain.model.layers[2:].to("meta")
+    fused = with_fused_parts(plain)
+    first, last = (changed(plain.model.layers[i], fused.model.layers[i]) for i in (0, 3))
+    assert (len(first), len(last)) == (3, 0)

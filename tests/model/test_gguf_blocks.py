@@ -17,8 +17,8 @@ from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
 from gemserve.model.base_model import base_of, hash_norms, hash_weights
 from gemserve.model.cpu.cpu_step import with_cpu_step
-from gemserve.model.cpu.fused_parts import with_fused_parts
 from gemserve.model.cpu.packed_linear import with_packed_linears
+from gemserve.model.fused_parts import with_fused_parts
 from gemserve.model.loading.loader import load, model_from_config, norms_from_config
 from gemserve.model.loading.weight_memory import weights_of
 from gemserve.model.passes.causal_model import CausalModel

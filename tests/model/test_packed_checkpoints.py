@@ -17,8 +17,8 @@ from gemserve.config import ModelConfig
 from gemserve.errors import ConfigError, ModelError
 from gemserve.model.base_model import base_of, hash_norms
 from gemserve.model.cpu.cpu_step import with_cpu_step
-from gemserve.model.cpu.fused_parts import with_fused_parts
 from gemserve.model.cpu.packed_linear import with_packed_linears
+from gemserve.model.fused_parts import with_fused_parts
 from gemserve.model.loading.loader import check_ranks, load, model_from_config
 from gemserve.model.loading.quantised import check_quantisation
 from gemserve.model.loading.weight_memory import weights_of

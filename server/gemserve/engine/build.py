@@ -30,9 +30,9 @@ from gemserve.errors import ConfigError
 from gemserve.filtering.methods import METHODS
 from gemserve.model.base_model import hash_norms, hash_of
 from gemserve.model.cpu.cpu_step import with_cpu_step
-from gemserve.model.cpu.fused_parts import with_fused_parts
 from gemserve.model.cpu.packed_linear import can_pack, with_packed_linears
 from gemserve.model.families.reach import NOTHING
+from gemserve.model.fused_parts import can_launch_parts, with_fused_parts
 from gemserve.model.loading.compatibility import check_filter_pass
 from gemserve.model.loading.loader import LoadedModel, load, resolve_device, shape_from_config
 from gemserve.model.loading.weight_memory import weights_of
@@ -82,13 +82,15 @@ def assemble(
         calibration = calibration_for(loaded, engine)
     causal = loaded.model
     resolved = _within_memory(causal, settings_for(causal, engine, calibration))
-    if resolved.filter_precision == "fp8":
-        fp8.check_device(causal.device)
-        causal = with_fp8_filter(causal, resolved)
     if causal.shard is not None:  # all of these want whole weights, or steps of one process
         resolved = replace(resolved, cuda_graphs="off", cpu_step="off")
     elif can_pack(causal.device, causal.dtype):
         causal = causal.variant(with_fused_parts(with_packed_linears(causal.hf)))
+    elif can_launch_parts(causal.device, causal.dtype) and causal.num_host_layers == 0:
+        causal = causal.variant(with_fused_parts(causal.hf))
+    if resolved.filter_precision == "fp8":  # after `variant`, which has a tree's own filter layers
+        fp8.check_device(causal.device)
+        causal = with_fp8_filter(causal, resolved)
     causal = with_cpu_step(causal, resolved.cpu_step)
     return new_core(
         model=causal,

@@ -738,6 +738,7 @@ def _figures(kind: str, group: str, way: str, rows: Sequence[Mapping[str, Any]])
         "prompt_tokens": round(statistics.mean(row["prompt_tokens"] for row in measured)),
         "kept_tokens": round(statistics.median(row["kept_tokens"] for row in measured)),
         "choose_s": _median(row["choose_s"] for row in measured),
+        "ttft_s": _median(row["ttft_s"] or row["seconds"] for row in measured),
         "seconds": _median(row["seconds"] for row in measured),
         "reasons": dict(Counter(str(row["reason"]) for row in measured)),
     }
@@ -745,6 +746,27 @@ def _figures(kind: str, group: str, way: str, rows: Sequence[Mapping[str, Any]])
 
 def _median(values: Iterator[float]) -> float:
     return round(statistics.median(values), 4)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Right answers over the median time to the first token, a point for each way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawing, axis = plt.subplots(figsize=(7, 4.2))
+    for row in rows:
+        n, right = row["n"], row["right"]
+        error = (right * (1 - right) / n) ** 0.5  # of the mean of n answers that are right or wrong
+        axis.errorbar(row["ttft_s"], right, yerr=error, fmt="o", capsize=3)
+        axis.annotate(row["way"], (row["ttft_s"], right), xytext=(6, 6), textcoords="offset points")
+    axis.set(xscale="log", xlabel="seconds to the first token, median", ylim=(0, 1))
+    axis.set_ylabel("share of right answers")
+    axis.grid(visible=True, which="both", alpha=0.2)
+    axis.set_title(title, fontsize=8)
+    drawing.tight_layout()
+    drawing.savefig(path, dpi=100)
 
 
 def pick(cases: Sequence[Case], samples: int | None) -> list[Case]:
@@ -811,7 +833,11 @@ def main() -> None:
                         results.note("")
                         print(json.dumps(row, ensure_ascii=False), flush=True)
                 rows.append(row)
-    results.finish("answer_cases", "cpu", summarize(rows), arguments.json)
+    summary = summarize(rows)
+    if arguments.picture is not None:
+        of_kind = [row for row in summary if (row["kind"], row["group"]) == (kinds[0], "all")]
+        draw(of_kind, arguments.title, arguments.picture)
+    results.finish("answer_cases", "cpu", summary, arguments.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -836,6 +862,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--samples", type=int, help="cases of each kind (default: all)")
     parser.add_argument("--out", type=Path, help="a line for each answer; what is there stands")
+    parser.add_argument(
+        "--picture", type=Path, help="right answers over time, of the first kind; without --shared"
+    )
+    parser.add_argument("--title", default="", help="of the picture")
     parser.add_argument("--json", action="store_true", help="only the result line")
     return parser
 

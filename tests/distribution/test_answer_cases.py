@@ -246,7 +246,10 @@ def test_answers_are_written_at_once_and_not_measured_again(
     assert by_way["none"]["recall"] == by_way["oracle"]["recall"] == by_way["alone"]["recall"] == 1
     assert by_way["bm25"]["kept_tokens"] < by_way["none"]["kept_tokens"]
     monkeypatch.setattr(answer_cases, "measure", lambda *_: pytest.fail("measured again"))
+    picture = tmp_path / "answers.png"
+    monkeypatch.setattr("sys.argv", ["answer_cases.py", *options, "--picture", str(picture)])
     answer_cases.main()
+    assert picture.stat().st_size > 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     groups = [(row["kind"], row["group"], row["way"], row["n"]) for row in last["rows"]]
     assert groups[0] == ("other_words", "all", "few", 1)

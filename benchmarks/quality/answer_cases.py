@@ -762,6 +762,9 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         axis.errorbar(row["ttft_s"], right, yerr=error, fmt="o", capsize=3)
         axis.annotate(row["way"], (row["ttft_s"], right), xytext=(6, 6), textcoords="offset points")
     axis.set(xscale="log", xlabel="seconds to the first token, median", ylim=(0, 1))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
+    axis.margins(x=0.15)  # for the last name
     axis.set_ylabel("share of right answers")
     axis.grid(visible=True, which="both", alpha=0.2)
     axis.set_title(title, fontsize=8)

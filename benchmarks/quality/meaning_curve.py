@@ -32,13 +32,22 @@ PROSE = ("synonym", "inverse", "cause", "member", "pronoun")
 
 
 def observations(
-    core: Core, vocabulary: VocabularyName, length: int, samples: int, seed: int
+    core: Core,
+    vocabulary: VocabularyName,
+    length: int,
+    samples: int,
+    seed: int,
+    deepest: int | None = None,
 ) -> list[Observation]:
-    """What every head attends to, for all questions with an answer of a vocabulary's probes."""
+    """What every head attends to, for all questions with an answer of a vocabulary's probes.
+
+    `deepest`: the last layer; None: that of the model.
+    """
+    deepest = core.model.num_layers - 1 if deepest is None else deepest
     found: list[Observation] = []
     probes = draw_probes(core.tokenizer, vocabulary, (length,), samples, seed)
     for number, probe in enumerate(probes, start=1):
-        found += observe_probe(core, probe, core.model.num_layers - 1).facts
+        found += observe_probe(core, probe, deepest).facts
         results.note(f"{vocabulary}: document {number} of {len(probes)}")
     return [question for question in found if len(question.gold)]
 

@@ -30,12 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from benchmarks.quality.meaning_curve import PROSE
+from benchmarks.quality.meaning_curve import observations, rows_of
 from benchmarks.shared import results
-from gemserve.calibration.search.choose_layer import observe_probe
 from gemserve.calibration.search.example import Example
-from gemserve.calibration.search.head_search import Head, recall_of
-from gemserve.calibration.search.probes import WORD_KINDS, Probe, draw_probes
+from gemserve.calibration.search.head_search import Head
+from gemserve.calibration.search.probes import Probe, draw_probes
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.prompt_parts import Priority
 from gemserve.engine.build import assemble, load_for
@@ -194,16 +193,9 @@ def _modules(core: Core, layer: int) -> list[str]:
 
 def found_by(core: Core, heads: Sequence[Head], samples: int) -> dict[str, Any]:
     """The heads' recall on the evaluation's probes, by words, in prose, and of each other kind."""
-    groups: dict[str, list[float]] = {}
     last = max(layer for layer, _ in heads)
-    for probe in draw_probes(core.tokenizer, "evaluation", (1024,), samples, 0):
-        for question in observe_probe(core, probe, last).facts:
-            if len(question.gold):
-                kind = question.kind
-                group = "words" if kind in WORD_KINDS else "prose" if kind in PROSE else kind
-                groups.setdefault(group, []).append(recall_of(heads, question, False))
-    counts = {f"n_{group}": len(found) for group, found in sorted(groups.items())}
-    return {group: round(statistics.mean(f), 3) for group, f in sorted(groups.items())} | counts
+    questions = observations(core, "evaluation", 1024, samples, 0, last)
+    return rows_of(heads, False, questions) | {"questions": len(questions)}
 
 
 def merge(lora: LoraParameters) -> Any:

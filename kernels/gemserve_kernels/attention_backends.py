@@ -218,16 +218,15 @@ class Flash(Attention):
         return Partial(out.transpose(0, 1), lse)
 
 
-class Cudnn(Attention):
+class Cudnn(Flash):
     """cuDNN's kernel, through torch. It takes fewer key heads than query heads.
 
-    Each new size costs it a plan, a third of a second. So it gets a few, and `rest` the others.
+    Each new size costs it a plan, a third of a second. So it gets a few, and `rest` the others;
+    `several` is FlashAttention's, because sizes of several sequences rarely come again.
     """
 
     name = "cudnn"
-    device = "cuda"
     capability = (9, 0)  # not compared with the others on older GPUs
-    is_half_only = True
     most_dim = 128
     step = 1024  # it gets a multiple of as many queries
     blocks = (1 << 16, 1 << 15, 1 << 14, 1 << 13, 1 << 12)  # of keys
@@ -255,18 +254,6 @@ class Cudnn(Attention):
             return first
         last = self.rest.part(query[:, whole:], key, value, scale=scale, is_causal=False)
         return Partial(torch.cat([first.out, last.out], 1), torch.cat([first.lse, last.lse], 1))
-
-    def several(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        queries: tuple[int, ...],
-        keys: tuple[int, ...],
-        *,
-        scale: float,
-    ) -> Partial:
-        return self.rest.several(query, key, value, queries, keys, scale=scale)
 
     def _beside_blocks(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Partial:
         """Attention to all keys, block by block."""

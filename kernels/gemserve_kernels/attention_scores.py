@@ -91,22 +91,28 @@ def attention_beside_sinks(
 
     `query`: [heads, rows, head_dim]; `key`: [kv_heads, num_sinks + keys, head_dim], all of which
     every row sees; both after RoPE. `most`: how many of the best keys of each row are listed.
-    `num_first`: the rows that `shares` begin with.
+    `num_first`: the rows that `shares` begin with. One head's scores exist at a time.
     """
-    heads, group = query.shape[0], query.shape[0] // key.shape[0]
-    results = []
-    for head in range(heads):
-        scores = query[head].float() @ key[head // group].float().T * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        sinks, logits = scores[:, :num_sinks].logsumexp(-1), scores[:, num_sinks:]
-        keys = logits.logsumexp(-1)
-        best, places = logits.topk(min(most, logits.shape[1]), dim=-1)
-        shares = (logits - torch.logaddexp(sinks, keys)[:, None]).exp()
-        both = torch.stack([shares[:num_first].amax(0), shares.amax(0)])
-        results.append((sinks, keys, best, places, both))
-    sinks, keys, best, places, shares = (torch.stack(of) for of in zip(*results, strict=True))
-    return SinkAttention(sinks, keys, best, places, shares.transpose(0, 1))
+    group = query.shape[0] // key.shape[0]
+    found = [
+        attention_of_all_heads_beside_sinks(
+            query[head : head + 1],
+            key[head // group][None],
+            num_sinks,
+            most=most,
+            num_first=num_first,
+            scale=scale,
+            softcap=softcap,
+        )
+        for head in range(len(query))
+    ]
+    return SinkAttention(
+        sinks=torch.cat([head.sinks for head in found]),
+        keys=torch.cat([head.keys for head in found]),
+        best=torch.cat([head.best for head in found]),
+        places=torch.cat([head.places for head in found]),
+        shares=torch.cat([head.shares for head in found], dim=1),
+    )
 
 
 def attention_of_all_heads_beside_sinks(

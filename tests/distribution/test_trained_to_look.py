@@ -22,7 +22,7 @@ def test_only_the_layers_below_the_heads_change(
     trained_to_look.main()
     before, after = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert (before["when"], after["when"]) == ("before", "after")
-    assert before["n_prose"] == after["n_prose"] > 0
+    assert before["questions"] == after["questions"] > 0
     plain, trained = (
         load(ModelConfig(model=name, weights="dense", dtype="float32")).model.hf.state_dict()
         for name in ("builtin", str(tmp_path))

@@ -66,7 +66,7 @@ from benchmarks.shared.finished_runs import append_run, find_run, read_runs
 from benchmarks.shared.timed_answers import answer
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.calibration.search.example import Example, contains, find_spans, recall
-from gemserve.config import EngineConfig
+from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.filter_options import FilterOptions
 from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import count_always_read
@@ -802,7 +802,7 @@ def main() -> None:
     settings = EngineConfig(
         calibrate=arguments.calibrate, kv_memory_bytes=2 << 30, reader=arguments.reader
     )
-    llm = LLM(arguments.model, settings)
+    llm = LLM(ModelConfig(model=arguments.model, weights=arguments.weights), settings)
     finished = [] if arguments.out is None else read_runs(arguments.out)
     finished = [row for row in finished if "impossible" not in row]  # they are tried again
     rows: list[dict[str, Any]] = []
@@ -822,6 +822,8 @@ def main() -> None:
                 }
                 if arguments.shared:
                     key["shared"] = True
+                if arguments.weights != "auto":
+                    key["weights"] = arguments.weights
                 row = find_run(finished, key)
                 if row is None:
                     results.note(f"{case.name} {way.name}")
@@ -846,6 +848,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
+    parser.add_argument("--weights", choices=("auto", "dense"), default="auto", help="as of `serve`")
     parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
     parser.add_argument(
         "--ways", default="default,none,bm25", help="NAME or NAME=JSON (default: %(default)s)"

@@ -848,7 +848,9 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
-    parser.add_argument("--weights", choices=("auto", "dense"), default="auto", help="as of `serve`")
+    parser.add_argument(
+        "--weights", choices=("auto", "dense"), default="auto", help="as of `serve`"
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
     parser.add_argument(
         "--ways", default="default,none,bm25", help="NAME or NAME=JSON (default: %(default)s)"

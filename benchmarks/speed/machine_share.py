@@ -1,10 +1,11 @@
 """Which share of what this machine can do at best do reading a prompt and a decode step reach?
 
-The ceilings are measured first: products of linear layers' sizes in each dtype, and reading memory.
-A prompt's time is compared with its operations at the rate of products. A step's is compared with
-the longer of two: its operations, and the bytes of the weights, keys and values that it reads. Ways
-of reading are a dtype and how prompts attend, ways of stepping a dtype and `--cpu-step`; all in
-turn, the best of `--repeats` and `--steps`.
+The ceilings are measured first: products of linear layers' sizes in each dtype, products of bytes
+(oneDNN's, without scales), and reading memory. A prompt's time is compared with its operations at
+these rates, weights in blocks at the rate of bytes. A step's is compared with the longer of two:
+its operations, and the bytes of the weights, keys and values that it reads. Ways of reading are a
+dtype and how prompts attend, ways of stepping a dtype and `--cpu-step`; all in turn, the best of
+`--repeats` and `--steps`.
 
     python benchmarks/speed/machine_share.py --reading bfloat16:auto,bfloat16:aten-cpu
 """
@@ -15,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +31,22 @@ from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
 from gemserve.model.cpu.packed_linear import PackedLinear, can_pack
+from gemserve.model.passes.causal_model import CausalModel
+from gemserve_kernels.blocks import BlockWeight
 
 _ROWS = 2048
+_SIZES = ((576, 1536), (1536, 576), (2048, 2048))  # inputs and outputs
 _MEMORY_BYTES = 1 << 30  # more than any cache
 
 
 class Reader:
     """A core that reads prompts. `way`: its dtype and how it attends."""
 
-    def __init__(self, model: str, way: str) -> None:
+    def __init__(self, model: str, weights: Any, way: str) -> None:
         self.way = way
         dtype, _, backend = way.partition(":")
-        named = None if backend == "auto" else backend
-        config = ModelConfig(model=model, device="cpu", dtype=dtype, attention_backend=named)  # type: ignore[arg-type]
+        given: Any = {"dtype": dtype, "attention_backend": backend or "auto", "weights": weights}
+        config = ModelConfig(model=model, device="cpu", **given)
         engine = EngineConfig(kv_memory_bytes=2 << 30, cache_memory=0.0)
         self.core: Core = build_core(config, engine)
 
@@ -57,6 +62,9 @@ class Reader:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
+    parser.add_argument(
+        "--weights", choices=("auto", "dense"), default="auto", help="as of `serve`"
+    )
     parser.add_argument("--reading", default="bfloat16:auto,bfloat16:aten-cpu")
     parser.add_argument("--lengths", type=results.numbers, default=[1024, 4096])
     parser.add_argument("--stepping", default="bfloat16:auto,bfloat16:off", help="--cpu-step")
@@ -65,34 +73,67 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="default: %(default)s")
     results.add_common(parser)
     arguments = parser.parse_args()
-    readers = [Reader(arguments.model, way) for way in arguments.reading.split(",")]
+    readers = [
+        Reader(arguments.model, arguments.weights, way) for way in arguments.reading.split(",")
+    ]
     steppers = [
-        Contestant(arguments, "none", *way.split(":")) for way in arguments.stepping.split(",")
+        Contestant(arguments, "none", *way.split(":"), arguments.weights)
+        for way in arguments.stepping.split(",")
     ]
     cores = [each.core for each in (*readers, *steppers)]
-    rates = {dtype: product_rate(dtype) for dtype in {core.model.dtype for core in cores}}
-    bandwidth = memory_rate()
-    ceilings = {f"{dtype} products, GFLOP/s": rate / 1e9 for dtype, rate in rates.items()}
-    rows: list[dict[str, Any]] = [
-        {"what": name, "measured": rate}
-        for name, rate in {**ceilings, "memory, GB/s": bandwidth / 1e9}.items()
-    ]
+    ceilings = Ceilings({core.model.dtype for core in cores})
+    rows = ceilings.rows()
     for length in arguments.lengths:
-        rows += _reading(readers, length, rates, arguments.repeats)
+        rows += _reading(readers, length, ceilings, arguments.repeats)
     for count in results.numbers(arguments.sequences):
-        rows += _decoding(steppers, count, rates, bandwidth, arguments)
+        rows += _decoding(steppers, count, ceilings, arguments)
     results.finish("machine_share", "cpu", rows, arguments.json)
+
+
+class Ceilings:
+    """What this machine does at best, a second."""
+
+    def __init__(self, dtypes: set[torch.dtype]) -> None:
+        self.products = {dtype: product_rate(dtype) for dtype in dtypes}
+        self.bytes = byte_product_rate()
+        self.memory = memory_rate()
+
+    def rows(self) -> list[dict[str, Any]]:
+        named = {f"{dtype} products, GFLOP/s": rate for dtype, rate in self.products.items()}
+        named |= {"products of bytes, 10^9/s": self.bytes, "memory, GB/s": self.memory}
+        return [{"what": name, "measured": rate / 1e9} for name, rate in named.items()]
+
+    def operations_s(self, model: CausalModel, linear: float, other: float) -> float:
+        """Seconds of these operations, of linear layers and of all else."""
+        rate = self.products[model.dtype]
+        return linear / (max(rate, self.bytes) if _has_blocks(model) else rate) + other / rate
+
+
+def _has_blocks(model: CausalModel) -> bool:
+    return any(isinstance(weight, BlockWeight) for weight in model.hf.parameters())
 
 
 def product_rate(dtype: torch.dtype) -> float:
     """Operations a second of the best of three sizes of linear layers, as the model has them."""
     taken = []
-    for ins, outs in ((576, 1536), (1536, 576), (2048, 2048)):
+    for ins, outs in _SIZES:
         layer: Any = nn.Linear(ins, outs, bias=False).to(dtype).requires_grad_(False)
         if can_pack(torch.device("cpu"), dtype):
             layer = PackedLinear(layer)
         x = torch.randn(1, _ROWS, ins).to(dtype)
         taken.append(2.0 * _ROWS * ins * outs / _best_s(lambda layer=layer, x=x: layer(x), 40))
+    return max(taken)
+
+
+def byte_product_rate() -> float:
+    """Operations a second of products of bytes with sums of 32 bits, of the same sizes."""
+    product: Any = torch._int_mm
+    taken = []
+    for ins, outs in _SIZES:
+        x = torch.randint(-128, 128, (_ROWS, ins), dtype=torch.int8)
+        weight = torch.randint(-128, 128, (outs, ins), dtype=torch.int8).t()
+        seconds = _best_s(partial(product, x, weight), 40)
+        taken.append(2.0 * _ROWS * ins * outs / seconds)
     return max(taken)
 
 
@@ -115,7 +156,7 @@ def _best_s(work: Callable[[], Any], count: int) -> float:
 
 
 def _reading(
-    readers: list[Reader], length: int, rates: dict[torch.dtype, float], repeats: int
+    readers: list[Reader], length: int, ceilings: Ceilings, repeats: int
 ) -> list[dict[str, Any]]:
     results.note(f"reading {length} tokens")
     best = [float("inf")] * len(readers)
@@ -127,7 +168,10 @@ def _reading(
     rows = []
     for reader, taken in zip(readers, best, strict=True):
         model = reader.core.model
-        ideal = (model.shape.prefill_chunk(0, length) + model.shape.head()) / rates[model.dtype]
+        shape = model.shape
+        linear = 2.0 * shape.layer_params * shape.num_layers * length
+        attention = shape.prefill_chunk(0, length) - linear
+        ideal = ceilings.operations_s(model, linear + shape.head(), attention)
         rows.append(_row(f"reading {length} tokens", reader.way, taken, ideal))
     return rows
 
@@ -135,8 +179,7 @@ def _reading(
 def _decoding(
     steppers: list[Contestant],
     count: int,
-    rates: dict[torch.dtype, float],
-    bandwidth: float,
+    ceilings: Ceilings,
     arguments: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     results.note(f"steps of {count}")
@@ -149,14 +192,24 @@ def _decoding(
     rows, length = [], arguments.prompt_tokens
     for stepper, taken in zip(steppers, best, strict=True):
         model = stepper.core.model
-        flops = count * (model.shape.prefill_chunk(length, 1) + model.shape.head())
-        linear = [module for module in model.hf.modules() if isinstance(module, nn.Linear)]
-        weights = sum(module.in_features * module.out_features for module in linear)
-        read = weights * model.shape.element_bytes + count * model.shape.whole_bytes(length)
-        ideal = max(flops / rates[model.dtype], read / bandwidth)
+        shape = model.shape
+        attention = count * shape.step_attention(length)
+        linear = count * (shape.prefill_chunk(length, 1) + shape.head()) - attention
+        read = _weight_bytes(model) + count * shape.whole_bytes(length)
+        operations_s = ceilings.operations_s(model, linear, attention)
+        ideal = max(operations_s, read / ceilings.memory)
         way = f"{stepper.dtype}:{stepper.cpu_step}"
         rows.append(_row(f"step of {count}", way, taken, ideal))
     return rows
+
+
+def _weight_bytes(model: CausalModel) -> int:
+    """Bytes of all matrices that a step reads: those of linear layers, with the output head."""
+    weights = [module.weight for module in model.hf.modules() if isinstance(module, nn.Linear)]
+    return sum(
+        weight.stored_bytes if isinstance(weight, BlockWeight) else weight.nbytes
+        for weight in weights
+    )
 
 
 def _row(what: str, way: str, taken_s: float, ideal_s: float) -> dict[str, Any]:

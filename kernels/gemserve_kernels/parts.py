@@ -1,4 +1,4 @@
-"""Parts of a layer in bfloat16 on a CPU, each in one call of C++: norm, gated product, rotation.
+"""Parts of a layer on a CPU, each in one call of C++: norm, gated product, rotation.
 
 torch runs some ten operations for them, and writes what lies between to memory.
 """
@@ -31,44 +31,46 @@ class LayerParts:
     library: ctypes.CDLL
     lanes: int
     device: ClassVar[str] = "cpu"
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float32)
 
     def norm(self, states: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`states` [..., width] divided by their root mean square, times `weight` [width].
 
-        Both are bfloat16. Zhang and Sennrich, 2019, equation 4.
+        Both are of one of `dtypes`. Zhang and Sennrich, 2019, equation 4.
         """
-        assert states.dtype == weight.dtype == torch.bfloat16
+        is_half = self._is_half(states, weight)
         states, width = states.contiguous(), weight.numel()
         assert states.shape[-1] == width
         assert width % self.lanes == 0
         out = torch.empty_like(states)
         rows = states.numel() // width
         pointers = states.data_ptr(), weight.data_ptr(), out.data_ptr()
-        self.library.gemserve_norm(*pointers, rows, width, eps, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self.library.gemserve_norm(*pointers, rows, width, eps, is_half, threads)
         return out
 
     def gate(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
         """`gate` [..., width], which becomes its activation times `up`, of the same shape.
 
-        Both are bfloat16. `activation`: one of `ACTIVATIONS`.
+        Both are of one of `dtypes`. `activation`: one of `ACTIVATIONS`.
         """
-        assert gate.dtype == up.dtype == torch.bfloat16
+        is_half = self._is_half(gate, up)
         assert gate.shape == up.shape
         gate, up, width = gate.contiguous(), up.contiguous(), gate.shape[-1]
         assert width % self.lanes == 0
         rows, kind = gate.numel() // width, ACTIVATIONS.index(activation)
         pointers = gate.data_ptr(), up.data_ptr()
-        self.library.gemserve_gated(*pointers, rows, width, kind, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self.library.gemserve_gated(*pointers, rows, width, kind, is_half, threads)
         return gate
 
     def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`states` [heads, tokens, width], rotated. Its two halves are the parts of the pairs.
 
-        `cos`, `sin`: [tokens, width]. All are bfloat16. Su et al., 2021, equation 34.
+        `cos`, `sin`: [tokens, width]. All are of one of `dtypes`. Su et al., 2021, equation 34.
         """
         heads, tokens, width = states.shape
-        assert states.dtype == cos.dtype == sin.dtype == torch.bfloat16
+        is_half = self._is_half(states, cos, sin)
         assert cos.shape == sin.shape == (tokens, width)
         assert states.stride(2) == 1
         assert width % (2 * self.lanes) == 0
@@ -77,7 +79,7 @@ class LayerParts:
         self.library.gemserve_rotate(
             *(_Heads(t.data_ptr(), t.stride(0), t.stride(1)) for t in (states, out)),
             *(cos.data_ptr(), sin.data_ptr()),
-            *(tokens, heads, width, torch.get_num_threads()),
+            *(tokens, heads, width, is_half, torch.get_num_threads()),
         )
         return out
 
@@ -85,12 +87,17 @@ class LayerParts:
         """`q` [heads, tokens, width] and `k` [kv_heads, tokens, width], each as by `rotate`."""
         return self.rotate(q, cos, sin), self.rotate(k, cos, sin)
 
+    def _is_half(self, first: Tensor, *others: Tensor) -> bool:
+        assert first.dtype in self.dtypes
+        assert all(other.dtype == first.dtype for other in others)
+        return first.dtype == torch.bfloat16
+
 
 def open_parts() -> LayerParts:
     """Compile and load the functions. Raises `CannotCompile` with the reason."""
     library = open_library(SOURCE)
     library.gemserve_parts_lanes.restype = _Int
-    entry(library, "norm", _Pointer, _Pointer, _Pointer, _Int, _Int, _Double, _Int)
-    entry(library, "gated", _Pointer, _Pointer, _Int, _Int, _Int, _Int)
-    entry(library, "rotate", _Heads, _Heads, _Pointer, _Pointer, *(_Int,) * 4)
+    entry(library, "norm", _Pointer, _Pointer, _Pointer, _Int, _Int, _Double, _Int, _Int)
+    entry(library, "gated", _Pointer, _Pointer, *(_Int,) * 5)
+    entry(library, "rotate", _Heads, _Heads, _Pointer, _Pointer, *(_Int,) * 5)
     return LayerParts(library, library.gemserve_parts_lanes())

@@ -21,17 +21,24 @@ def parts() -> Iterator[LayerParts]:
         yield open_parts()
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+BF16 = torch.bfloat16
+TOLERANCES = {BF16: 2**-7, torch.float32: 2**-19}  # of a number
+both_dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [16, 48, 64, 576, 2048])
-def test_norm(parts: LayerParts, rows: int, width: int) -> None:
-    states, weight = drawn(1, rows, width), drawn(width, seed=1)
-    wide = states.float()
-    exact = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
-    torch.testing.assert_close(parts.norm(states, weight, 1e-5).float(), exact, rtol=2**-7, atol=0)
+@both_dtypes
+def test_norm(parts: LayerParts, dtype: torch.dtype, rows: int, width: int) -> None:
+    states, weight = drawn(1, rows, width, dtype=dtype), drawn(width, seed=1, dtype=dtype)
+    wide = states.double()
+    exact = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+    got = parts.norm(states, weight, 1e-5)
+    torch.testing.assert_close(got.double(), exact, rtol=TOLERANCES[dtype], atol=0)
 
 
 def test_a_norm_of_rows_that_lie_apart(parts: LayerParts) -> None:
@@ -43,28 +50,30 @@ def test_a_norm_of_rows_that_lie_apart(parts: LayerParts) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate(parts: LayerParts, rows: int, activation: str) -> None:
-    gate, up = drawn(1, rows, 192) * 4, drawn(1, rows, 192, seed=1)
+@both_dtypes
+def test_gate(parts: LayerParts, dtype: torch.dtype, rows: int, activation: str) -> None:
+    gate, up = drawn(1, rows, 192, dtype=dtype) * 4, drawn(1, rows, 192, seed=1, dtype=dtype)
     known = {
         "silu": torch.nn.functional.silu,
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     }
     exact = known[activation](gate.double()) * up.double()
     got = parts.gate(gate.clone(), up, activation)
-    torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(got.double(), exact, rtol=TOLERANCES[dtype], atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", ROWS)
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
-def test_rotation(parts: LayerParts, tokens: int, width: int) -> None:
+@both_dtypes
+def test_rotation(parts: LayerParts, dtype: torch.dtype, tokens: int, width: int) -> None:
     """Heads as layers make them: a view of what a projection gives."""
-    states = drawn(tokens, 3, width).transpose(0, 1)
+    states = drawn(tokens, 3, width, dtype=dtype).transpose(0, 1)
     before = states.clone()
-    cos, sin = drawn(tokens, width, seed=1), drawn(tokens, width, seed=2)
+    cos, sin = (drawn(tokens, width, seed=seed, dtype=dtype) for seed in (1, 2))
     low, high = states.double().chunk(2, -1)
     exact = states.double() * cos.double() + torch.cat([-high, low], -1) * sin.double()
     got = parts.rotate(states, cos, sin)
-    torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(got.double(), exact, rtol=TOLERANCES[dtype], atol=1e-6)
     assert torch.equal(states, before)
 
 
@@ -76,9 +85,12 @@ def test_heads_that_are_part_of_a_larger_matrix(parts: LayerParts) -> None:
         assert torch.equal(parts.rotate(heads, cos, sin), expected)
 
 
-def test_a_row_has_the_same_bits_whatever_is_beside_it(parts: LayerParts) -> None:
-    states, weight = drawn(1, 300, 576), drawn(576, seed=1)
-    up, angles = drawn(1, 300, 576, seed=2), drawn(300, 64, seed=3)
+@both_dtypes
+def test_a_row_has_the_same_bits_whatever_is_beside_it(
+    parts: LayerParts, dtype: torch.dtype
+) -> None:
+    states, weight = drawn(1, 300, 576, dtype=dtype), drawn(576, seed=1, dtype=dtype)
+    up, angles = drawn(1, 300, 576, seed=2, dtype=dtype), drawn(300, 64, seed=3, dtype=dtype)
     heads = states.view(300, 9, 64).transpose(0, 1)
     normed = parts.norm(states, weight, 1e-5)
     gated = parts.gate(states.clone(), up, "silu")

@@ -27,8 +27,8 @@ def compiled() -> Iterator[None]:
         yield
 
 
-def both(family: str) -> tuple[Any, Any]:
-    model: Any = families.build(family, head_dim=32).to(torch.bfloat16).eval()
+def both(family: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, Any]:
+    model: Any = families.build(family, head_dim=32).to(dtype).eval()
     return model, with_fused_parts(model)
 
 
@@ -65,6 +65,18 @@ def test_logits_are_those_of_the_model(family: str, parts: set[str]) -> None:
     assert float(error) < 1.5 * float(of_own) + 1e-6
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3", "granite", "olmo2"])
+def test_float32_is_fused_too(family: str) -> None:
+    plain, fused = both(family, torch.float32)
+    assert changed(plain, fused) == changed(*both(family))
+    torch.testing.assert_close(logits(fused), logits(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_float16_stays_as_it_is_on_a_cpu() -> None:
+    plain, fused = both("llama", torch.float16)
+    assert fused is plain
+
+
 def test_names_weights_and_the_original_stay() -> None:
     plain, fused = both("llama")
     assert type(plain.model.norm) is not type(fused.model.norm)
@@ -78,8 +90,8 @@ def test_names_weights_and_the_original_stay() -> None:
 def test_another_dtype_and_gradients_take_the_model_s_own_way() -> None:
     plain, fused = both("llama")
     states = torch.randn(1, 4, plain.config.hidden_size)
-    wide = fused.model.norm(states)
-    assert torch.equal(wide, plain.model.norm(states))
+    other = fused.model.norm(states.to(torch.float16))
+    assert torch.equal(other, plain.model.norm(states.to(torch.float16)))
     half = states.to(torch.bfloat16).requires_grad_(True)
     with torch.enable_grad():
         fused.model.layers[0].mlp(fused.model.norm(half)).float().sum().backward()

@@ -231,15 +231,14 @@ extern "C" const char *gemserve_block_rows(const BlockMatrix *matrix, const int6
     return reason();
 }
 
-// Sums of a tile's outputs and their biases: `out` [count], float32 or bfloat16.
+// Sums of some tiles' outputs and their biases: `out` [count], float32 or bfloat16.
 template <typename T>
 static void put_sums(const float *sums, const float *bias, int64_t count, T *out) {
-    if (count == TILE) {
+    int64_t o = 0;
+    for (; o + TILE <= count; o += TILE)
 #pragma GCC ivdep
-        for (int o = 0; o < TILE; o++) store_kv(out + o, sums[o] + bias[o]);
-    } else {
-        for (int64_t o = 0; o < count; o++) store_kv(out + o, sums[o] + bias[o]);
-    }
+        for (int i = 0; i < TILE; i++) store_kv(out + o + i, sums[o + i] + bias[o + i]);
+    for (; o < count; o++) store_kv(out + o, sums[o] + bias[o]);
 }
 
 // Products of rows [rows, ins] with all outputs: `out` [rows, outs], float32 or bfloat16.
@@ -250,12 +249,17 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
     ByteRows given;
     given.make_room(rows, m.ins);
     const int64_t tiles = (m.outs + TILE - 1) / TILE;
-    const float nothing[TILE] = {};
+    constexpr int64_t TOGETHER = TILE * TILES_TOGETHER;  // outputs
+    const float nothing[TOGETHER] = {};
     Team team;
 #pragma omp parallel num_threads(threads)
     {
-        std::vector<float> wide, room;
-        if (team.can([&] { wide.resize(m.ins), room.resize(rows * TILE); })) {
+        std::vector<float> wide;
+        OpenTiles open;
+        if (team.can([&] {
+                wide.resize(m.ins);
+                if (TILES_TOGETHER > 1 && rows >= LEAST_ROWS_TOGETHER) open.make_room(m.ins);
+            })) {
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < rows; r++) {
                 const float *row = static_cast<const float *>(x) + r * m.ins;
@@ -268,19 +272,21 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
             }
             with_format(m.format, [&](auto format) {
 #pragma omp for schedule(static)
-                for (int64_t tile = 0; tile < tiles; tile++) {
-                    tile_products<format>(m, tile, given, rows, room.data(), TILE);
+                for (int64_t tile = 0; tile < tiles; tile += TILES_TOGETHER) {
+                    const int64_t some_tiles = std::min<int64_t>(TILES_TOGETHER, tiles - tile);
                     const int64_t first = tile * TILE;
-                    const int64_t count = std::min<int64_t>(TILE, m.outs - first);
+                    const int64_t outs = std::min<int64_t>(TOGETHER, m.outs - first);
                     const float *some = bias ? bias + first : nothing;
-                    for (int64_t r = 0; r < rows; r++) {
-                        const float *sums = &room[r * TILE];
-                        const int64_t at = r * m.outs + first;
-                        if (is_half)
-                            put_sums(sums, some, count, static_cast<uint16_t *>(out) + at);
-                        else
-                            put_sums(sums, some, count, static_cast<float *>(out) + at);
-                    }
+                    const auto put = [&](int64_t row, int64_t count, const float *sums) {
+                        for (int64_t r = row; r < row + count; r++, sums += TOGETHER) {
+                            const int64_t at = r * m.outs + first;
+                            if (is_half)
+                                put_sums(sums, some, outs, static_cast<uint16_t *>(out) + at);
+                            else
+                                put_sums(sums, some, outs, static_cast<float *>(out) + at);
+                        }
+                    };
+                    tiles_products<format>(m, tile, some_tiles, given, rows, open, put);
                 }
             });
         }

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "vectors.h"
@@ -337,4 +338,137 @@ static void tile_products(const BlockMatrix &m, int64_t tile, const ByteRows &x,
         if (row < rows)
             tile_products<F, R == 12 ? 8 : R == 8 ? 6 : R == 6 ? 4 : R - 1>(m, tile, x, rows, out,
                                                                           step, row);
+}
+
+// Of how many tiles the numbers are unpacked together for many rows; their sums and those of as many
+// rows fill the registers. It pays where a product of bytes is one instruction.
+#if defined(__AVX512VNNI__)
+constexpr int TILES_TOGETHER = 3, ROWS_TOGETHER = 4, LEAST_ROWS_TOGETHER = 24;
+#else
+constexpr int TILES_TOGETHER = 1, ROWS_TOGETHER = 1, LEAST_ROWS_TOGETHER = 0;
+#endif
+
+// TILES_TOGETHER tiles as quads of bytes, and their scales as numbers. A thread has its own.
+class OpenTiles {
+  public:
+    void make_room(int64_t ins) {
+        const size_t vectors = ins / BLOCK_INPUTS * TILES_TOGETHER;
+        size_t bytes = vectors * (QUADS + 3) * sizeof(vec) + LINE;
+        memory.resize(bytes);
+        void *begin = memory.data();
+        quads = static_cast<uvec *>(std::align(LINE, bytes - LINE, begin, bytes));
+        scales = reinterpret_cast<vec *>(quads + vectors * QUADS);
+    }
+
+    template <int64_t F> void take(const BlockMatrix &m, int64_t tile) {
+        constexpr Format f = FORMATS[F];
+        const int64_t blocks = m.ins / BLOCK_INPUTS;
+        for (int t = 0; t < TILES_TOGETHER; t++) {
+            const uint8_t *data = m.data + (tile + t) * blocks * f.data_bytes();
+            Scales<F> of_tile(m.scales + (tile + t) * (blocks / f.together) * f.scale_bytes(), 0);
+            for (int64_t b = 0; b < blocks; b++, data += f.data_bytes()) {
+                of_tile.next();
+                uvec *to = &quads[b * QUADS * TILES_TOGETHER + t];
+#pragma GCC unroll 8
+                for (int n = 0; n < QUADS; n++) to[n * TILES_TOGETHER] = unpack<F>(data, n, 0);
+                vec *own = &scales[(b * TILES_TOGETHER + t) * 3];
+                own[0] = of_tile.first;
+                if constexpr (f.scales == 2) own[1] = of_tile.second;
+                if constexpr (f.has_minima) own[2] = -of_tile.minima;
+            }
+        }
+    }
+
+    // ROWS_TOGETHER rows from `row` on times the tiles: `out` [ROWS_TOGETHER, step]. Every sum is
+    // formed as `block_products` forms it.
+    template <int64_t F>
+    void products(int64_t ins, const ByteRows &x, int64_t row, float *out, int64_t step) const {
+        using Sums = QuadSums<FORMATS[F].bits>;
+        constexpr Format f = FORMATS[F];
+        constexpr int R = ROWS_TOGETHER, T = TILES_TOGETHER;
+        constexpr int CHAIN = f.scales == 2 ? QUADS / 2 : QUADS;
+        const int64_t blocks = ins / BLOCK_INPUTS;
+        const int8_t *numbers = &x.numbers[row * ins];
+        const float *factors = &x.scales[row * blocks], *shares = &x.shares[row * blocks];
+        const int32_t *halves = &x.sums[2 * row * blocks];
+        const uvec *q = quads;
+        const vec *own = scales;
+        vec sums[R][T] = {};
+        for (int64_t b = 0; b < blocks; b++, numbers += BLOCK_INPUTS, own += 3 * T) {
+            vec products[R][T];
+#pragma GCC unroll 2
+            for (int chain = 0; chain < QUADS / CHAIN; chain++) {
+                Sums wholes[R][T];
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const int32_t *both = halves + 2 * (r * blocks + b);
+                    const int32_t sum = f.scales == 2 ? both[chain] : both[0] + both[1];
+#pragma GCC unroll 4
+                    for (int t = 0; t < T; t++) wholes[r][t].start(-f.offset * sum);
+                }
+#pragma GCC unroll 8
+                for (int n = 0; n < CHAIN; n++, q += T)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++) {
+                        int32_t four;
+                        std::memcpy(&four, numbers + r * ins + 4 * (chain * CHAIN + n), 4);
+#pragma GCC unroll 4
+                        for (int t = 0; t < T; t++) wholes[r][t].add(n, q[t], four);
+                    }
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                    for (int t = 0; t < T; t++) {
+                        const vec whole = __builtin_convertvector(wholes[r][t].total(0), vec);
+                        products[r][t] = f.scales != 2 ? whole
+                                         : chain == 0  ? whole * own[3 * t]
+                                                       : fused(whole, own[3 * t + 1], products[r][t]);
+                    }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                const vec factor = all(factors[r * blocks + b]), share = all(shares[r * blocks + b]);
+#pragma GCC unroll 4
+                for (int t = 0; t < T; t++) {
+                    vec &sum = sums[r][t];
+                    sum = fused(products[r][t], f.scales == 2 ? factor : own[3 * t] * factor, sum);
+                    if constexpr (f.has_minima) sum = fused(own[3 * t + 2], share, sum);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++) store(out + r * step + TILE * t, sums[r][t]);
+    }
+
+  private:
+    static constexpr size_t LINE = 64;  // of the cache
+    std::vector<uint8_t> memory;
+    uvec *quads = nullptr;  // [blocks, QUADS, TILES_TOGETHER]
+    vec *scales = nullptr;  // [blocks, TILES_TOGETHER, 3]: the first, the second, minus the minimum
+};
+
+// All rows times `tiles` tiles from `tile` on. With many rows TILES_TOGETHER tiles are unpacked first.
+// `put(row, count, sums)` takes `count` rows' sums as soon as they are there: `sums` [count, STEP].
+template <int64_t F, typename Put>
+static void tiles_products(const BlockMatrix &m, int64_t tile, int64_t tiles, const ByteRows &x,
+                           int64_t rows, OpenTiles &open, const Put &put) {
+    constexpr int64_t STEP = TILE * TILES_TOGETHER, MOST = 4 * MOST_BLOCK_ROWS;
+    alignas(64) float sums[MOST * STEP];
+    int64_t row = 0;
+    if constexpr (TILES_TOGETHER > 1)
+        if (rows >= LEAST_ROWS_TOGETHER && tiles == TILES_TOGETHER) {
+            open.take<F>(m, tile);
+            for (; row + ROWS_TOGETHER <= rows; row += ROWS_TOGETHER) {
+                open.products<F>(m.ins, x, row, sums, STEP);
+                put(row, ROWS_TOGETHER, sums);
+            }
+        }
+    for (int64_t end; row < rows; row = end) {
+        end = std::min(rows, row + MOST);
+        for (int64_t t = 0; t < tiles; t++)
+            tile_products<F>(m, tile + t, x, end, sums + TILE * t - row * STEP, STEP, row);
+        put(row, end - row, sums);
+    }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -122,6 +123,9 @@ def _serve(
     listening.on_listening = lambda port: say(
         ready_line(server.host, port, name, has_keys=has_keys)
     )
+    # a collection would go over all modules and the model's objects: 0.35 s without a token
+    gc.collect()
+    gc.freeze()
     listening.run()
 
 

@@ -84,8 +84,10 @@ def assemble(
     resolved = _within_memory(causal, settings_for(causal, engine, calibration))
     if causal.shard is not None:  # all of these want whole weights, or steps of one process
         resolved = replace(resolved, cuda_graphs="off", cpu_step="off")
-    elif can_pack(causal.device, causal.dtype):
-        causal = causal.variant(with_fused_parts(with_packed_linears(causal.hf)))
+    elif causal.device.type == "cpu":
+        is_packed = can_pack(causal.device, causal.dtype)
+        hf = with_packed_linears(causal.hf) if is_packed else causal.hf
+        causal = causal.variant(with_fused_parts(hf))
     elif can_launch_parts(causal.device, causal.dtype) and causal.num_host_layers == 0:
         causal = causal.variant(with_fused_parts(causal.hf))
     if resolved.filter_precision == "fp8":  # after `variant`, which has a tree's own filter layers

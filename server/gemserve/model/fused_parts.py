@@ -24,7 +24,8 @@ from gemserve_kernels.parts import open_parts
 
 log = logging.getLogger("gemserve.model")
 _ROTATE = "apply_rotary_pos_emb"  # what families call the function that their attention calls
-_TOLERANCE = 2**-6  # of a number: bfloat16 has 8 bits, and the original rounds up to four times
+# of a number: bfloat16 has 8 bits, float32 has 24, and the original rounds up to four times
+_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-6, torch.float32: 2**-18}
 _HALVES = (torch.bfloat16, torch.float16)
 _ROWS = 3
 _SIZES = (0.01, 1.0, 100.0)  # of the states: small ones show an epsilon, large ones show a clamp
@@ -62,8 +63,9 @@ def can_launch_parts(device: torch.device, dtype: torch.dtype) -> bool:
 def with_fused_parts(model: Any, parts: Parts | None = None) -> Any:
     """The same model with all parts fused that can be; the original stays as it is.
 
-    `model`: bfloat16 on a CPU, or as `can_launch_parts` wants it. Without a compiler it is returned
-    itself. `parts`: what computes them, else that for the model's device.
+    `model`: float32 or bfloat16 on a CPU, or as `can_launch_parts` wants it. One of another dtype,
+    or without a compiler, is returned itself. `parts`: what computes them, else that for the
+    model's device.
     """
     try:
         parts = parts or _parts_for({weight.device.type for weight in model.parameters()})
@@ -248,9 +250,10 @@ def _close(got: Any, expected: Any) -> bool:
         return False
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
+    tolerance = _TOLERANCES[got.dtype]
     got, expected = got.float(), expected.float()
     largest = float(expected.abs().max())
-    return bool(torch.allclose(got, expected, rtol=_TOLERANCE, atol=_TOLERANCE * largest))
+    return bool(torch.allclose(got, expected, rtol=tolerance, atol=tolerance * largest))
 
 
 def _can_take(parts: Parts, *tensors: Tensor) -> bool:

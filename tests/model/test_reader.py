@@ -118,14 +118,55 @@ def test_without_a_reader_none_can_be_asked(alone: LLM) -> None:
     assert alone.generate(prompt(), max_tokens=2, filter=SELF).filter.reader is None
 
 
-def test_what_the_reader_distrusts_is_read_whole(paired: LLM) -> None:
+def test_what_the_reader_distrusts_the_model_looks_at_itself(alone: LLM, paired: LLM) -> None:
+    core = paired.core
+    doubtful = distrusted(core.planner.planned(request(paired, "doubtful")))
+    (events,) = run(core, {core.add(doubtful): "doubtful"}).values()
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    expected = alone.generate(prompt(), max_tokens=8)
+    assert (report.reader, report.reason) == ("self", None)
+    assert report.kept_tokens == expected.filter.kept_tokens
+    tokens = [token for e in events if isinstance(e, TextDelta) for token in e.token_ids]
+    assert tokens[: len(expected.token_ids)] == list(expected.token_ids)[: len(tokens)]
+
+
+def unmeasured(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says when the answering model's own choice is to be trusted."""
+    calibration = replace(core.planner.calibration, is_measured=False)
+    monkeypatch.setattr(core, "planner", replace(core.planner, calibration=calibration))
+
+
+def test_what_the_reader_distrusts_is_read_whole_without_a_calibration(
+    paired: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = paired.core
     made = core.planner.planned(request(paired, "doubtful"))
     doubtful = distrusted(made)
+    unmeasured(core, monkeypatch)
     (events,) = run(core, {core.add(doubtful): "doubtful"}).values()
     (report,) = [event.report for event in events if isinstance(event, Filtered)]
-    assert (report.reason, report.kept_tokens) == ("diffuse_attention", len(made.prompt_ids))
+    assert (report.reason, report.reader) == ("diffuse_attention", "reader")
+    assert report.kept_tokens == len(made.prompt_ids)
     assert sum(isinstance(event, TextDelta) for event in events) == 8
+
+
+def test_heads_and_windows_of_a_request_are_the_readers(paired: LLM) -> None:
+    core = paired.core
+    for options in (
+        FilterOptions(reader="reader", window=512),
+        FilterOptions(reader="reader", heads=((0, 0),)),
+    ):
+        made = core.planner.planned(request(paired, "own", options))
+        assert core.planner.looking_itself(made) is None
+
+
+def test_a_selection_that_the_reader_distrusts_ends_there(paired: LLM) -> None:
+    core = paired.core
+    made = request(paired, "doubtful", selects_only=True)
+    doubtful = distrusted(core.planner.planned(made))
+    (events,) = run(core, {core.add(doubtful): "doubtful"}).values()
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    assert (report.reason, report.reader) == ("diffuse_attention", "reader")
 
 
 def test_each_request_gets_its_events_in_order_and_one_end(paired: LLM) -> None:

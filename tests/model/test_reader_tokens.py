@@ -20,7 +20,7 @@ from gemserve.filtering.segment_cuts import document_ranges
 from gemserve.llm import LLM
 from gemserve.prompting.reader_text import ReaderText
 from gemserve.synthetic.prose import topics_sentences
-from tests.model.test_reader import distrusted, run
+from tests.model.test_reader import distrusted, run, unmeasured
 
 SETTINGS = EngineConfig(
     kv_memory_bytes=256 << 20, reader_memory_bytes=256 << 20, filter_min_tokens=256, filter_keep=96
@@ -138,8 +138,19 @@ def test_a_selection_is_told_in_the_models_own_tokens(mixed: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_what_such_a_reader_distrusts_is_read_whole(mixed: LLM) -> None:
+def test_what_such_a_reader_distrusts_the_model_looks_at_itself(mixed: LLM) -> None:
     made = distrusted(request(mixed, document(2, 200)))
+    (events,) = run(mixed.core, {mixed.core.add(made): made.request_id}).values()
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    assert (report.reason, report.applied, report.reader) == (None, True, "self")
+
+
+@pytest.mark.slow
+def test_what_such_a_reader_distrusts_is_read_whole_without_a_calibration(
+    mixed: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = distrusted(request(mixed, document(2, 200)))
+    unmeasured(mixed.core, monkeypatch)
     (events,) = run(mixed.core, {mixed.core.add(made): made.request_id}).values()
     (report,) = [event.report for event in events if isinstance(event, Filtered)]
     assert (report.reason, report.applied) == ("diffuse_attention", False)

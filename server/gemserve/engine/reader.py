@@ -1,7 +1,8 @@
 """Two models in one engine: a small one, the reader, looks at prompts, and the large one answers.
 
 A request first runs in the reader's core, which ends when its filter has chosen. What was chosen
-then goes through all layers of the model that answers. Both cores belong to one worker thread and
+then goes through all layers of the model that answers. If the reader distrusts its choice, and all
+would have to be read, that model first looks itself. Both cores belong to one worker thread and
 step in turn: prompts that either of them reads share the time between two decode steps.
 """
 
@@ -64,13 +65,15 @@ class ReadJob:
     """A request that the reader looks at first.
 
     `answer` None: the reader has not ended yet. `filtered`: the reader's report, if its tokens are
-    not those of the model that answers, which then makes a report in its own tokens.
+    not those of the model that answers, which then makes a report in its own tokens, or if it
+    distrusts its choice. `looks_itself`: the model that answers has looked at the prompt anew.
     """
 
     request: Request
     reading: Job
     answer: Job | None = None
     filtered: Filtered | None = None
+    looks_itself: bool = False
 
     @property
     def stands_for(self) -> StandsFor | None:
@@ -183,7 +186,7 @@ class CoreWithReader(Core):
             if read is not None and isinstance(event, Filtered):
                 if read.filtered is None:
                     continue  # the reader's report has come
-                event = _with_report(event, read.filtered)
+                event = _with_report(event, read.filtered, looks_itself=read.looks_itself)
             elif isinstance(event, Filtered) and event.report.layer is not None:
                 event = replace(event, report=replace(event.report, reader="self"))
             emitted.append((job if read is None else read, event))
@@ -246,7 +249,8 @@ class CoreWithReader(Core):
         read = self._readings[job]
         if isinstance(event, Filtered):
             event = replace(event, report=replace(event.report, reader="reader"))
-            if read is not None and read.stands_for is not None:
+            is_distrusted = event.report.reason == "diffuse_attention"
+            if read is not None and (is_distrusted or read.stands_for is not None):
                 read.filtered = event
                 return []
         if not isinstance(event, Finished):
@@ -255,13 +259,31 @@ class CoreWithReader(Core):
         kept = self.reader.choices.pop(job, None)
         if read is None or kept is None:  # it wanted no more, or has failed
             return [(read or job, event)]
+        reports: list[tuple[Any, Event]] = []
         try:
-            read.answer = super().add(_with_choice(read, kept))
+            request = self._looking_itself(read)
+            read.looks_itself = request is not None
+            if request is None and read.stands_for is None and read.filtered is not None:
+                reports, read.filtered = [(read, read.filtered)], None
+            read.answer = super().add(request or _with_choice(read, kept))
         except Exception as error:  # this request's; the others go on
             message = f"{type(error).__name__}: {error}"
-            return [(read, Finished(reason="error", completion_tokens=0, error=message))]
+            return [*reports, (read, Finished(reason="error", completion_tokens=0, error=message))]
         self._answers[read.answer] = read
-        return []
+        return reports
+
+    def _looking_itself(self, read: ReadJob) -> Request | None:
+        """What the model that answers chooses from itself, as the reader distrusts its choice."""
+        if read.filtered is None or read.filtered.report.reason != "diffuse_attention":
+            return None
+        request = None if read.request.selects_only else self.planner.looking_itself(read.request)
+        if request is None:
+            return None
+        try:
+            super().check(request)
+        except CapacityExceeded:  # reading it whole may need less
+            return None
+        return replace(request, begin_within_s=math.inf)
 
     def _observe(self, plan: StepPlan, out: RunOutput, limits: StepLimits) -> None:
         super()._observe(plan, out, limits)
@@ -320,9 +342,16 @@ def _with_choice(read: ReadJob, kept: Kept) -> Request:
     return replace(request, plan=plan)
 
 
-def _with_report(event: Filtered, of_reader: Filtered) -> Filtered:
-    """A report in the answering model's tokens, with what the reader's says of its own pass."""
+def _with_report(event: Filtered, of_reader: Filtered, *, looks_itself: bool) -> Filtered:
+    """A report in the answering model's tokens, with what the reader's says of its own pass.
+
+    `looks_itself`: the report is the model's own, and the time is that of both passes.
+    """
     seen = of_reader.report
+    if looks_itself:
+        filter_ms = event.report.filter_ms + seen.filter_ms
+        report = replace(event.report, reader="self", filter_ms=filter_ms)
+        return replace(event, report=report, started_s=of_reader.started_s)
     report = replace(
         event.report,
         reader="reader",

@@ -353,6 +353,23 @@ class FilterPlanner:
             plan = plan.having(answer_layer=layer, answer_heads=heads)
         return replace(request, plan=plan, reading=reading if reason is None else None)
 
+    def looking_itself(self, request: Request) -> Request | None:
+        """A request whose reader distrusts what it chose, as this model looks at it, with its plan.
+
+        None: nobody knows when this model's own choice is to be trusted, the request names the
+        reader's heads or a size of segments, or the prompt is read whole anyway.
+        """
+        assert self.reader is not None
+        params, of_reader = request.filter, self.reader.planner
+        is_own = params.layer != of_reader.calibration.layer or params.heads is not None
+        if is_own or params.window != of_reader.segment_size or not self.calibration.is_measured:
+            return None
+        layer, size = self.calibration.layer, self.segment_size
+        params = replace(params, reader="self", layer=layer, window=size)
+        planned = self.planned(replace(request, filter=params, reading=None))
+        assert planned.plan is not None
+        return planned if planned.plan.reason is None else None
+
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
         selector, calibration = method.selector, self.calibration

@@ -68,10 +68,10 @@ template <int64_t F = 0, typename Act> static void with_format(int64_t format, c
 constexpr int MOST_BLOCK_ROWS = LANES == 16 ? 12 : 4;
 constexpr int PARTS_OF_TILE = TILE / LANES;  // vectors that a tile's outputs fill
 
-// Bring the `j`-th quarter of a block that comes soon into the cache: several rows leave the processor
-// too little room to look ahead by itself.
+// Bring the `j`-th quarter of a block that comes soon into the cache: the processor does not look far
+// enough ahead by itself, and with several rows not at all.
 template <int64_t F> static inline void prefetch_vectors(const uint8_t *data, int j) {
-    constexpr int64_t bytes = FORMATS[F].data_bytes(), ahead = (2048 + bytes - 1) / bytes * bytes;
+    constexpr int64_t bytes = FORMATS[F].data_bytes(), ahead = (4096 + bytes - 1) / bytes * bytes;
     for (int64_t vector = j; vector < FORMATS[F].bits; vector += 4)
         __builtin_prefetch(data + ahead + 64 * vector, 0, 2);
 }
@@ -280,7 +280,7 @@ static void block_products(const BlockMatrix &m, int64_t tile, const ByteRows &x
 #pragma GCC unroll 4
                 for (int g = 0; g < GROUP; g++) {
                     const int quad = chain * CHAIN + n + g;
-                    if (R > 1 && quad < 4) prefetch_vectors<F>(data, quad);
+                    if (quad < 4) prefetch_vectors<F>(data, quad);
 #pragma GCC unroll 4
                     for (int h = 0; h < P; h++) q[g][h] = unpack<F>(data, quad, h);
                 }

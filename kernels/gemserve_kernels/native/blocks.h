@@ -188,6 +188,7 @@ template <int BITS> struct QuadSums : WholeSums {
 };
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 typedef int8_t bvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint8_t wrapping __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int16_t pvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 // The processor adds two products in 16 bits, of a byte without and one with a sign. Of such sums as
@@ -204,7 +205,8 @@ template <int BITS> struct QuadSums {
         bvec given = (bvec)(uvec{} + uint32_t(four));
         if constexpr (BITS == 8) {
             const bvec number = (bvec)(q ^ 0x80808080u);
-            given = with_sign(given, number), q = (uvec)(number < 0 ? -number : number);
+            const bvec turned = (bvec)-(wrapping)number;  // −128 becomes 128
+            given = with_sign(given, number), q = (uvec)(number < 0 ? turned : number);
         }
         const pvec two = products((bvec)q, given);
         pairs = n % TOGETHER == 0 ? two : pairs + two;

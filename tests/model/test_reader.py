@@ -150,6 +150,21 @@ def test_what_the_reader_distrusts_is_read_whole_without_a_calibration(
     assert sum(isinstance(event, TextDelta) for event in events) == 8
 
 
+def test_what_the_model_cannot_look_at_is_read_whole(
+    paired: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RequestError("no memory for it")
+
+    core = paired.core
+    doubtful = distrusted(core.planner.planned(request(paired, "doubtful")))
+    monkeypatch.setattr(type(core.planner), "looking_itself", fails)
+    (events,) = run(core, {core.add(doubtful): "doubtful"}).values()
+    (report,) = [event.report for event in events if isinstance(event, Filtered)]
+    assert (report.reason, report.reader) == ("diffuse_attention", "reader")
+    assert sum(isinstance(event, TextDelta) for event in events) == 8
+
+
 def test_heads_and_windows_of_a_request_are_the_readers(paired: LLM) -> None:
     core = paired.core
     for options in (

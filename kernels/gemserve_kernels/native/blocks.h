@@ -246,6 +246,25 @@ template <int BITS> struct QuadSums : WholeSums {
 };
 #endif
 
+// A block's product with a row: its whole sums times the scales that differ within the block. `before`:
+// of the chains of quads before this one.
+template <int64_t F>
+[[gnu::always_inline]] static inline vec scaled(const ivec &total, int chain, const vec &first,
+                                                const vec &second, const vec &before) {
+    const vec whole = __builtin_convertvector(total, vec);
+    if constexpr (FORMATS[F].scales != 2) return whole;
+    return chain == 0 ? whole * first : fused(whole, second, before);
+}
+
+// Add a block's product to a row's sum. `factor` and `share` are the row's, the others the block's.
+template <int64_t F>
+[[gnu::always_inline]] static inline void add_block(vec &sum, const vec &product, const vec &first,
+                                                    const vec &lowered, const vec &factor,
+                                                    const vec &share) {
+    sum = fused(product, FORMATS[F].scales == 2 ? factor : first * factor, sum);
+    if constexpr (FORMATS[F].has_minima) sum = fused(lowered, share, sum);
+}
+
 // R rows from `row` on times a tile: `out` [R, step].
 template <int64_t F, int R>
 static void block_products(const BlockMatrix &m, int64_t tile, const ByteRows &x, int64_t row,
@@ -306,10 +325,8 @@ static void block_products(const BlockMatrix &m, int64_t tile, const ByteRows &x
 #pragma GCC unroll 4
                 for (int h = 0; h < P; h++) {
                     const ivec total = wholes[r][h].total(of_offset(r, b, chain));
-                    const vec whole = __builtin_convertvector(total, vec);
-                    products[r][h] = f.scales != 2 ? whole
-                                     : chain == 0  ? whole * scales[h].first
-                                                   : fused(whole, scales[h].second, products[r][h]);
+                    products[r][h] = scaled<F>(total, chain, scales[h].first, scales[h].second,
+                                               products[r][h]);
                 }
         }
 #pragma GCC unroll 16
@@ -317,9 +334,8 @@ static void block_products(const BlockMatrix &m, int64_t tile, const ByteRows &x
             const vec factor = all(factors[r * blocks + b]), share = all(shares[r * blocks + b]);
 #pragma GCC unroll 4
             for (int h = 0; h < P; h++) {
-                vec &sum = sums[r][h];
-                sum = fused(products[r][h], f.scales == 2 ? factor : scales[h].first * factor, sum);
-                if constexpr (f.has_minima) sum = fused(-scales[h].minima, share, sum);
+                add_block<F>(sums[r][h], products[r][h], scales[h].first, -scales[h].minima, factor,
+                             share);
             }
         }
     }
@@ -421,10 +437,8 @@ class OpenTiles {
                 for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
                     for (int t = 0; t < T; t++) {
-                        const vec whole = __builtin_convertvector(wholes[r][t].total(0), vec);
-                        products[r][t] = f.scales != 2 ? whole
-                                         : chain == 0  ? whole * own[3 * t]
-                                                       : fused(whole, own[3 * t + 1], products[r][t]);
+                        products[r][t] = scaled<F>(wholes[r][t].total(0), chain, own[3 * t],
+                                                   own[3 * t + 1], products[r][t]);
                     }
             }
 #pragma GCC unroll 4
@@ -432,9 +446,8 @@ class OpenTiles {
                 const vec factor = all(factors[r * blocks + b]), share = all(shares[r * blocks + b]);
 #pragma GCC unroll 4
                 for (int t = 0; t < T; t++) {
-                    vec &sum = sums[r][t];
-                    sum = fused(products[r][t], f.scales == 2 ? factor : own[3 * t] * factor, sum);
-                    if constexpr (f.has_minima) sum = fused(own[3 * t + 2], share, sum);
+                    add_block<F>(sums[r][t], products[r][t], own[3 * t], own[3 * t + 2], factor,
+                                 share);
                 }
             }
         }

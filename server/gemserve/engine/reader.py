@@ -66,14 +66,18 @@ class ReadJob:
 
     `answer` None: the reader has not ended yet. `filtered`: the reader's report, if its tokens are
     not those of the model that answers, which then makes a report in its own tokens, or if it
-    distrusts its choice. `looks_itself`: the model that answers has looked at the prompt anew.
+    distrusts its choice.
     """
 
     request: Request
     reading: Job
     answer: Job | None = None
     filtered: Filtered | None = None
-    looks_itself: bool = False
+
+    @property
+    def is_looked_at_anew(self) -> bool:
+        """Does the model that answers look at the prompt itself, after the reader?"""
+        return self.answer is not None and self.answer.request.filter.reader == "self"
 
     @property
     def stands_for(self) -> StandsFor | None:
@@ -186,7 +190,8 @@ class CoreWithReader(Core):
             if read is not None and isinstance(event, Filtered):
                 if read.filtered is None:
                     continue  # the reader's report has come
-                event = _with_report(event, read.filtered, looks_itself=read.looks_itself)
+                with_report = _with_both_passes if read.is_looked_at_anew else _with_report
+                event = with_report(event, read.filtered)
             elif isinstance(event, Filtered) and event.report.layer is not None:
                 event = replace(event, report=replace(event.report, reader="self"))
             emitted.append((job if read is None else read, event))
@@ -262,7 +267,6 @@ class CoreWithReader(Core):
         reports: list[tuple[Any, Event]] = []
         try:
             request = self._looking_itself(read)
-            read.looks_itself = request is not None
             if request is None and read.stands_for is None and read.filtered is not None:
                 reports, read.filtered = [(read, read.filtered)], None
             read.answer = super().add(request or _with_choice(read, kept))
@@ -276,12 +280,14 @@ class CoreWithReader(Core):
         """What the model that answers chooses from itself, as the reader distrusts its choice."""
         if read.filtered is None or read.filtered.report.reason != "diffuse_attention":
             return None
-        request = None if read.request.selects_only else self.planner.looking_itself(read.request)
-        if request is None:
+        if read.request.selects_only:
             return None
         try:
+            request = self.planner.looking_itself(read.request)
+            if request is None:
+                return None
             super().check(request)
-        except CapacityExceeded:  # reading it whole may need less
+        except RequestError:  # what it cannot look at, such as for lack of memory, is read whole
             return None
         return replace(request, begin_within_s=math.inf)
 
@@ -342,16 +348,20 @@ def _with_choice(read: ReadJob, kept: Kept) -> Request:
     return replace(request, plan=plan)
 
 
-def _with_report(event: Filtered, of_reader: Filtered, *, looks_itself: bool) -> Filtered:
-    """A report in the answering model's tokens, with what the reader's says of its own pass.
+def _with_both_passes(event: Filtered, of_reader: Filtered) -> Filtered:
+    """The report of the model that looked after its reader, with the time of both passes."""
+    seen = event.report
+    report = replace(
+        seen,
+        reader="reader" if seen.layer is None else "self",  # it may be read whole from the cache
+        filter_ms=seen.filter_ms + of_reader.report.filter_ms,
+    )
+    return replace(event, report=report, started_s=of_reader.started_s)
 
-    `looks_itself`: the report is the model's own, and the time is that of both passes.
-    """
+
+def _with_report(event: Filtered, of_reader: Filtered) -> Filtered:
+    """A report in the answering model's tokens, with what the reader's says of its own pass."""
     seen = of_reader.report
-    if looks_itself:
-        filter_ms = event.report.filter_ms + seen.filter_ms
-        report = replace(event.report, reader="self", filter_ms=filter_ms)
-        return replace(event, report=report, started_s=of_reader.started_s)
     report = replace(
         event.report,
         reader="reader",

@@ -154,7 +154,7 @@ def test_what_the_model_cannot_look_at_is_read_whole(
     paired: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
-        raise RequestError("no memory for it")
+        raise RequestError("no memory for it", param=None)
 
     core = paired.core
     doubtful = distrusted(core.planner.planned(request(paired, "doubtful")))

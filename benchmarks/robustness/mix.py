@@ -74,9 +74,15 @@ class Mix:
     """All calls of a run, by kind. `tokenizer` counts the tokens of texts."""
 
     def __init__(
-        self, model: str, tokenizer: Any, seed: int, kinds: Iterable[str] = tuple(WEIGHTS)
+        self,
+        model: str,
+        tokenizer: Any,
+        seed: int,
+        kinds: Iterable[str] = tuple(WEIGHTS),
+        *,
+        document_tokens: int = DOCUMENT_TOKENS,
     ) -> None:
-        self._model = model
+        self._model, self._document_tokens = model, document_tokens
         self._tokenizer = tokenizer
         self._rng = Random(f"mix {seed}")
         self.calls: dict[str, list[Call]] = {}
@@ -143,7 +149,7 @@ class Mix:
 
     def _documents(self) -> Iterator[Call]:
         for i in range(4):
-            facts = self.facts(DOCUMENT_TOKENS, 6)
+            facts = self.facts(self._document_tokens, 6)
             for j in range(6):
                 name = f"document/{i + 4 * j}"
                 yield self.call(name, CHAT, self.streamed_chat(facts.asked(j)), "stream")
@@ -250,7 +256,7 @@ class Mix:
             yield self.call(f"cancel/{i}", CHAT, body, "cancel")
             body = self.streamed_chat(self.facts(SHORT_TOKENS).asked(0), **going_on)
             yield self.call(f"slow/{i}", CHAT, body, "slow", bound_s=300.0)
-            body = self.chat(self.facts(DOCUMENT_TOKENS).asked(0))
+            body = self.chat(self.facts(self._document_tokens).asked(0))
             yield self.call(f"half/{i}", CHAT, body, "half")
 
     def _mistakes(self) -> Iterator[Call]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -27,6 +28,7 @@ from gemserve_client.load_test.streamed_request import EventDecoder
 SLOW_BYTES, SLOW_PAUSE_S = 512, 0.05
 RECEIVE_BUFFER = 4096
 CANCEL_AFTER = 3  # events with text
+CONNECTIONS_OF_POOL = 16
 _REFUSALS = (429, 503)
 
 
@@ -77,28 +79,45 @@ class Refused(Exception):
 
 
 class MixedClient:
-    """Sends calls to one server."""
+    """Sends calls to one server.
+
+    The connections are in several pools, whose turn it is one after the other: for each request
+    httpx compares all connections of a pool with all others.
+    """
 
     def __init__(self, server: LoadServer, *, connections: int) -> None:
         self._server = server
-        self._connections = connections
-        self._http = self._new()
+        self._of_pool = min(connections, CONNECTIONS_OF_POOL)
+        self._num_pools = -(-connections // self._of_pool)
+        self._pools = self._new()
+        self._turns = count()
         self._shelves = count()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for pool in self._pools:
+            await pool.aclose()
 
     async def drop_connections(self) -> None:
-        """Close all connections. The next call opens a new one."""
-        await self._http.aclose()
-        self._http = self._new()
+        """Close all connections. The next calls open new ones."""
+        await self.close()
+        self._pools = self._new()
 
-    def _new(self) -> httpx.AsyncClient:
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        return self._pools[next(self._turns) % len(self._pools)]
+
+    def _new(self) -> list[httpx.AsyncClient]:
         limits = httpx.Limits(
-            max_connections=self._connections, max_keepalive_connections=self._connections
+            max_connections=self._of_pool, max_keepalive_connections=self._of_pool
         )
-        # without timeouts, as each call has its own bound
-        return httpx.AsyncClient(base_url=self._server.url, timeout=None, limits=limits)
+        # without timeouts, as each call has its own bound; one context, since it takes 30 ms
+        context = ssl.create_default_context()
+        return [
+            httpx.AsyncClient(
+                base_url=self._server.url, timeout=None, limits=limits, verify=context
+            )
+            for _ in range(self._num_pools)
+        ]
 
     async def send(self, call: Call, due_s: float) -> Outcome:
         """Send `call` and say what became of it. Raises only CancelledError."""
@@ -244,10 +263,11 @@ class MixedClient:
     ) -> AsyncGenerator[bool]:
         """Yield for each event whether it brings text. Notes the times of those that do."""
         last_s: float | None = None
-        request = self._http.build_request(
+        http = self._http
+        request = http.build_request(
             call.method, call.path, content=_content(call), headers=self._headers(call)
         )
-        reply = await self._http.send(request, stream=True)
+        reply = await http.send(request, stream=True)
         try:
             if reply.status_code != call.status:
                 await reply.aread()

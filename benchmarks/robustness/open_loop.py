@@ -134,13 +134,15 @@ async def record(client: MixedClient, mix: Mix) -> dict[str, Any]:
     """
     unsteady: list[str] = []
     for kind, calls in mix.calls.items():
-        for call in list(calls):
-            if call.manner in ("half", "reload"):
-                continue
-            wrong = await _record_one(client, call)
-            if wrong is not None:
-                unsteady.append(f"{call.name}: {wrong}")
-                calls.remove(call)
+        # read whole only after all are filtered: the document of another question would be cached
+        for record_one in (_record_one, *([_record_whole] if kind in _READ_WHOLE else [])):
+            for call in list(calls):
+                if call.manner in ("half", "reload"):
+                    continue
+                wrong = await record_one(client, call)
+                if wrong is not None:
+                    unsteady.append(f"{call.name}: {wrong}")
+                    calls.remove(call)
         if not calls:
             raise RuntimeError(f"no call of the kind {kind} has a steady answer: {unsteady}")
     return {"recorded": sum(map(len, mix.calls.values())), "unsteady": unsteady}
@@ -165,12 +167,16 @@ async def _record_one(client: MixedClient, call: Call) -> str | None:
             if answers[0] != answers[1]:
                 return f"two answers: {answers}"
             call.expected = [*call.expected, answers[0]]
-        if call.kind in _READ_WHOLE:
-            whole = replace(call, body={**call.body, "filter": {"method": "none"}}, expected=[])
-            outcome = await client.send(whole, 0.0)
-            if outcome.verdict != "right" or outcome.answer is None:
-                return f"whole: {outcome.verdict}: {outcome.detail}"
-            call.expected = [*call.expected, outcome.answer]
     finally:
         call.manner = manner
+    return None
+
+
+async def _record_whole(client: MixedClient, call: Call) -> str | None:
+    """Keep what `call` is answered when its prompt is read whole, too."""
+    whole = replace(call, body={**call.body, "filter": {"method": "none"}}, expected=[])
+    outcome = await client.send(whole, 0.0)
+    if outcome.verdict != "right" or outcome.answer is None:
+        return f"whole: {outcome.verdict}: {outcome.detail}"
+    call.expected = [*call.expected, outcome.answer]
     return None

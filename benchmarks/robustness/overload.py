@@ -1,9 +1,11 @@
 """What a server does with more requests than it can answer, and with a greedy client beside others.
 
 Requests come at random times, at 1, 2 and 5 times the capacity that is measured first, whatever the
-server does. An answer is good if its first token comes within `--ttft-bound` seconds and it is
-right. What is refused must be refused at once, with `Retry-After`. After each load single requests
-show how long it takes until the server answers as when it is idle.
+server does. An answer is good if it is right and its first token comes within `--ttft-bound`
+seconds, or all of it if it is not streamed. What is refused must be refused at once, with
+`Retry-After`. After each load single requests show how long it takes until the server answers as
+when it is idle, and what the last refusals said of when it would be done is compared with when it
+was.
 
 Then two clients with keys of their own: the polite one sends a fifth of the capacity, alone and
 beside a greedy one that sends five times the capacity.
@@ -32,7 +34,7 @@ import httpx
 
 from benchmarks.robustness import soak
 from benchmarks.robustness.load_server import LoadServer, write_adapters
-from benchmarks.robustness.mix import Mix
+from benchmarks.robustness.mix import DOCUMENT_TOKENS, Mix
 from benchmarks.robustness.mixed_client import Call, MixedClient, Outcome
 from benchmarks.robustness.open_loop import Pick, Run, Sender, record
 from benchmarks.robustness.soak_report import percentile
@@ -44,6 +46,8 @@ POLITE_SHARE, GREEDY_SHARE = 0.2, 5.0
 NORMAL = 2.0  # a lone request is answered as usual up to this many times the usual TTFT
 RECOVERY_S = 120.0
 MOST_OPEN = 900
+LAST_REFUSALS_S = 3.0
+RIGHT_WITHIN = 0.7, 1.3
 
 
 class Overload:
@@ -94,7 +98,7 @@ class Overload:
 
     def _picker(self, tenant: str | None) -> Pick:
         """Draws calls by `WEIGHTS`; with `tenant` all of them have its key."""
-        kinds = {kind: self._mix.calls[kind] for kind in WEIGHTS}
+        kinds = {kind: calls for kind, calls in self._mix.calls.items() if kind in WEIGHTS}
 
         def pick(rng: Random) -> Call:
             (kind,) = rng.choices(list(kinds), [WEIGHTS[kind] for kind in kinds])
@@ -124,10 +128,14 @@ class Overload:
         recovery_s = await self._recover()
         runs = [await task for task in sending]
         drained_s = time.perf_counter() - began_s - self._options.seconds
+        answered_s = [o.due_s + o.total_s for o in runs[0].outcomes if o.verdict == "right"]
         watching.cancel()
         await asyncio.wait([watching])
         row = {"load": name, "rate": loads[0][0] * self.capacity}
         row |= self._figures(runs[0]) | {"recovery_s": recovery_s, "drained_s": drained_s}
+        row["retry_after_ratios"] = retry_after_ratios(
+            runs[0].outcomes, self._options.seconds, max(answered_s, default=0.0)
+        )
         row |= {"rss_most_bytes": max(memory), "rss_end_bytes": memory[-1]}
         if len(runs) > 1:
             row["greedy"] = self._figures(runs[1])
@@ -137,7 +145,7 @@ class Overload:
         bound_s, seconds = self._options.ttft_bound, self._options.seconds
         right = [o for o in run.outcomes if o.verdict == "right"]
         refused = [o for o in run.outcomes if o.verdict == "refused"]
-        good = [o for o in right if o.ttft_s is not None and o.ttft_s <= bound_s]
+        good = [o for o in right if (o.ttft_s or o.total_s) <= bound_s]
         late = [f"{o.name}: {o.verdict}: {o.detail}" for o in run.outcomes if _is_bad(o)]
         firsts = [o.ttft_s for o in right if o.ttft_s is not None]
         gaps = [gap for o in right for gap in o.gaps_s]
@@ -178,6 +186,28 @@ class Overload:
         return {"capacity_per_s": self.capacity, "lone_ttft_s": self._lone_ttft_s}
 
 
+def retry_after_ratios(
+    outcomes: Sequence[Outcome], load_s: float, done_s: float
+) -> dict[str, float | int] | None:
+    """The seconds that the last refusals named, over those until all was answered.
+
+    `load_s`: when the last request was sent. `done_s`: when the last answer ended. Only refusals of
+    the last `LAST_REFUSALS_S` count, since what comes after a refusal makes the rest longer. None:
+    there are none. What is said is at least a second and whole, so short waits seem too long.
+    """
+    ratios = []
+    for outcome in outcomes:
+        refused_s = outcome.due_s + outcome.total_s
+        is_last = load_s - LAST_REFUSALS_S <= outcome.due_s and refused_s < done_s
+        if outcome.verdict == "refused" and outcome.retry_after_s is not None and is_last:
+            ratios.append(outcome.retry_after_s / max(1.0, done_s - refused_s))
+    if not ratios:
+        return None
+    near = sum(RIGHT_WITHIN[0] <= ratio <= RIGHT_WITHIN[1] for ratio in ratios)
+    shares = {f"p{p}": percentile(ratios, p) or 0.0 for p in (10, 50, 90)}
+    return {"refusals": len(ratios), "right": near / len(ratios), **shares}
+
+
 def _is_bad(outcome: Outcome) -> bool:
     return outcome.verdict not in ("right", "refused")
 
@@ -189,6 +219,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load (%(default)s)")
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 2.0, 5.0])
     parser.add_argument("--ttft-bound", type=float, default=5.0, help="of a good answer")
+    parser.add_argument("--document-tokens", type=int, default=DOCUMENT_TOKENS)
+    parser.add_argument("--without", nargs="*", choices=WEIGHTS, default=[], help="kinds of calls")
     parser.add_argument("--kv-memory", default="768MiB")
     parser.add_argument("--server-core", type=int, help="bind the server to this processor core")
     parser.add_argument("--client-core", type=int, help="bind this script to this core")
@@ -200,7 +232,13 @@ def main() -> int:
         folder = Path(name)
         words = [*write_adapters(folder / "adapters", options.model), *options.settings.split()]
         words += ["--kv-memory", options.kv_memory]
-        mix = Mix(options.model, soak.tokenizer_of(options.model), options.seed, kinds=WEIGHTS)
+        mix = Mix(
+            options.model,
+            soak.tokenizer_of(options.model),
+            options.seed,
+            kinds=WEIGHTS.keys() - {*options.without},
+            document_tokens=options.document_tokens,
+        )
         server = LoadServer(folder, model=options.model, core=options.server_core, settings=words)
         with server:
             if options.client_core is not None:
@@ -252,6 +290,12 @@ def as_markdown(result: dict[str, Any], bound_s: float) -> str:
             cells = [_cell(shown.get(name)) for name in columns]
             memory = f"{shown['rss_most_bytes'] / 2**20:.0f}" if "rss_most_bytes" in shown else "–"
             lines.append(f"| {shown['load']} | {' | '.join(cells)} | {memory} |")
+        if (said := row.get("retry_after_ratios")) is not None:
+            lines.append(
+                f"\n- {row['load']}: the last {said['refusals']} refusals named {said['p50']:.2f} "
+                f"of the time until all was answered (p10 {said['p10']:.2f}, "
+                f"p90 {said['p90']:.2f}; {said['right']:.0%} within 30%)"
+            )
         lines += [f"\n- {row['load']}: {bad}" for bad in row["bad"][:3]]
     return "\n".join(lines) + "\n"
 

@@ -43,21 +43,32 @@ async def test_a_failure_is_a_500_when_the_reply_is_whole(
 
 @both
 @pytest.mark.parametrize(
-    ("script", "said"), [((BOOM,), ""), ((FILTERED, BOOM), ""), ((FILTERED, "a", "b", BOOM), "ab")]
+    ("script", "said"),
+    [((1.2, BOOM), ""), ((FILTERED, BOOM), ""), ((FILTERED, "a", "b", BOOM), "ab")],
 )
 async def test_a_failure_in_a_stream_is_one_error_chunk_and_one_done(
     api: Api, core: FakeCore, path: str, script: tuple[Any, ...], said: str
 ) -> None:
     core.script = script
     usage = {"include_usage": True}
-    chunks = data_of(await api.post(path, stream=True, stream_options=usage))
-    *good, bad = chunks
+    reply = await api.post(path, stream=True, stream_options=usage)
+    *good, bad = data_of(reply, has_idle=script[0] == 1.2)
     assert set(bad) == {"error"}
     assert "boom" in bad["error"]["message"]
     assert text_of(good) == said
     assert all(choice["finish_reason"] is None for c in good for choice in c["choices"])
     core.script = (FILTERED, "fine")
     await api.assert_alive()
+
+
+@both
+async def test_a_stream_that_fails_before_its_head_is_sent_has_the_status(
+    api: Api, core: FakeCore, path: str
+) -> None:
+    core.script = (BOOM,)
+    reply = await api.post(path, stream=True)
+    assert reply.status_code == 500
+    assert "boom" in reply.json()["error"]["message"]
 
 
 async def test_nan_logits_fail_one_request(api: Api, core: FakeCore) -> None:
@@ -102,7 +113,10 @@ async def test_a_stopping_server_ends_running_requests(tokenizer: Any, path: str
         await asyncio.to_thread(engine.stop)
         async with asyncio.timeout(5):
             streamed, whole = await asyncio.gather(*posts)
-        assert "error" in data_of(streamed)[-1]
+        if streamed.status_code == 200:  # its head was sent before
+            assert "error" in data_of(streamed)[-1]
+        else:
+            assert streamed.status_code == 503
         assert whole.status_code == 503
 
 

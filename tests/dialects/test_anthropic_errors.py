@@ -196,7 +196,7 @@ async def test_a_full_queue_is_an_overload(tokenizer: Any) -> None:
             gate.set()
 
 
-@pytest.mark.parametrize("script", [(FILTERED, "a"), (FILTERED,), ()])
+@pytest.mark.parametrize("script", [(FILTERED, "a"), (FILTERED,), (1.2,)])
 async def test_a_failure_ends_the_stream_once(tokenizer: Any, script: tuple[Any, ...]) -> None:
     core = FakeCore(*script, RuntimeError("no memory"))
     async with api_over(core, tokenizer) as api:

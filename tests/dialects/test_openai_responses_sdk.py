@@ -109,7 +109,7 @@ async def test_an_answer_cut_off_is_incomplete(tokenizer: Any) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("script", [(FILTERED, "a"), ()])
+@pytest.mark.parametrize("script", [(FILTERED, "a"), (1.2,)])
 async def test_a_failure_ends_the_stream_once(tokenizer: Any, script: tuple[Any, ...]) -> None:
     core = FakeCore(*script, RuntimeError("no memory"))
     async with api_over(core, tokenizer) as api:

@@ -60,10 +60,10 @@ async def anthropic_reply(
     if body.stream:
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
+            reader,
             _events(reader, answer, request_id, progress, find_citations),
             answer.headers,
             lambda: _failure_event(NOT_BUILT, request_id),
-            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
@@ -184,8 +184,7 @@ async def _events(
     find_citations: Callable[[], None],
 ) -> AsyncGenerator[str]:
     """Server-sent events. The last one is message_stop or error."""
-    find_pause_s = None if progress is None else progress.find_pause_s
-    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
+    async with aclosing(reader.events_and_pauses()) as arrivals:
         async for arrival in arrivals:
             if arrival is None:
                 if sent := _in_pause(progress):

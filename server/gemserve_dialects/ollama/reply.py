@@ -41,10 +41,10 @@ async def ollama_reply(
     answer = _Answer(body, rules, arrived_s)
     if body.is_streamed:
         return await event_stream_with(
+            reader,
             _lines(reader, answer),
             answer.headers,
             lambda: _failure_line(NOT_BUILT),
-            reader.count_unbuilt,
             media_type=LINES,
         )
     await reader.read_to_end(answer.add)

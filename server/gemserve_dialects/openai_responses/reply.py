@@ -39,10 +39,10 @@ async def openai_responses_reply(
         numbers = count()
         progress = ProgressReader(reader, is_for_llama=False) if body.has_progress else None
         return await event_stream_with(
+            reader,
             _events(reader, answer, numbers, progress),
             answer.headers,
             lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
-            reader.count_unbuilt,
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
@@ -63,8 +63,7 @@ async def _events(
     progress if it is wanted.
     """
     is_created = False
-    find_pause_s = None if progress is None else progress.find_pause_s
-    async with aclosing(reader.events_and_pauses(find_pause_s)) as arrivals:
+    async with aclosing(reader.events_and_pauses()) as arrivals:
         async for arrival in arrivals:
             extras = said_in_pause(progress) if arrival is None else None
             if arrival is None and extras is None:

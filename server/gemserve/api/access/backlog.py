@@ -36,7 +36,9 @@ class Backlog:
         self._max_tokens = max_tokens
         # weak: a request whose reading never begins is not closed either
         self._jobs: WeakSet[BacklogJob] = WeakSet()
-        self._expected: Counter[bytes] = Counter()  # tokens that are being parsed, by tenant
+        # what is being parsed, by tenant: tokens of prompts, and how many requests
+        self._expected: Counter[bytes] = Counter()
+        self._parsed: Counter[bytes] = Counter()
         self._looked_s = 0.0
         self._done_tokens = 0.0
         self._busy_s = 0.0
@@ -58,12 +60,14 @@ class Backlog:
         Else all that come meanwhile would find room, and none of them would be answered in time.
         """
         self._expected[tenant] += num_bytes // _BYTES_PER_TOKEN
+        self._parsed[tenant] += 1
         try:
             yield
         finally:
             self._expected[tenant] -= num_bytes // _BYTES_PER_TOKEN
-            if not self._expected[tenant]:
-                del self._expected[tenant]
+            self._parsed[tenant] -= 1
+            if not self._parsed[tenant]:
+                del self._expected[tenant], self._parsed[tenant]
 
     def check_room(self, num_tokens: int = 1) -> None:
         """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait."""
@@ -102,7 +106,7 @@ class Backlog:
         if self._done_tokens <= 0 or self._busy_s <= 0:
             return {}
         expected = self._answer_tokens if self._answers else _USUAL_ANSWER
-        left: dict[bytes, float] = dict(self._expected)
+        left = {key: n + expected * self._parsed[key] for key, n in self._expected.items()}
         for job in self._jobs:
             left[job.tenant] = left.get(job.tenant, 0.0) + job.tokens_left(expected)
         # A prompt counts as read at its end. Until then it is read as fast as others were, or, if

@@ -75,10 +75,10 @@ async def choices_reply(
         is_for_llama = bool(body.return_progress)
         progress = ProgressReader(reader, is_for_llama=is_for_llama)
     return await event_stream_with(
+        reader,
         reply.chunks(options, progress),
         reply.headers,
         lambda: data_event(failure_body(NOT_BUILT)) + DONE,
-        reader.count_unbuilt,
     )
 
 
@@ -160,8 +160,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             return data_event(self.format.chunk(self.head, [part], usage, {}))
 
         going = list(self.choices)
-        find_pause_s = None if progress is None else progress.find_pause_s
-        async with aclosing(self.reader.events_and_pauses(find_pause_s)) as arrivals:
+        async with aclosing(self.reader.events_and_pauses()) as arrivals:
             async for arrival in arrivals:
                 if arrival is None:
                     if extras := said_in_pause(progress):

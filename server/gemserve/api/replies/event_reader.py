@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from fastapi import Request
 
+from gemserve.api.replies.failures import is_failure
 from gemserve.api.requests.client_timeout import Timeout
 from gemserve.contract.events import Event, Finished
 from gemserve.engine.stream import Stream
@@ -20,6 +22,8 @@ from gemserve.engine.stream import Stream
 # A stream's head goes out at the latest after so long: clients wait for it with a timeout of
 # their own, and cannot tell a server that reads from one that is gone.
 FIRST_PAUSE_S = 1.0
+# If a request ends unless it is begun within so long, its head waits for that, and a bit more.
+MOST_HELD_S, HELD_MORE_S = 10.0, 0.5
 
 Arrival = tuple[int, Event]  # a stream's index, and an event of it
 
@@ -63,8 +67,11 @@ class EventReader:
         timeout: Timeout,
         count_unbuilt: Callable[[], None],
         count_late: Callable[[], int],
+        begin_within_s: float = math.inf,
     ) -> None:
-        """`timeout`: after so long the streams that have not ended fail.
+        """`timeout`: after so long the streams that have not ended fail. `begin_within_s`: so long
+        the engine may wait before it begins; then it ends the request, which is a status for as
+        long as no head was sent.
 
         `count_unbuilt`: for whoever cannot build a reply from what is read here. `count_late`: for
         streams that end because they would have come too late; it says when to try again.
@@ -76,6 +83,11 @@ class EventReader:
         self.count_unbuilt = count_unbuilt
         self._timeout, self._count_late = timeout, count_late
         self._is_overdue = False
+        held_s = begin_within_s + HELD_MORE_S if begin_within_s <= MOST_HELD_S else FIRST_PAUSE_S
+        pauses = chain([min(held_s, keep_alive_s)], repeat(keep_alive_s))
+        self._find_pause_s: Callable[[], float] = partial(next, pauses)
+        self._begun: AsyncGenerator[Arrival | None] | None = None
+        self._first: Arrival | None = None
 
     async def events(self) -> AsyncGenerator[Arrival]:
         """The streams' events in the order in which they come."""
@@ -90,16 +102,38 @@ class EventReader:
             async for _, event in arrivals:
                 take(event)
 
-    def events_and_pauses(
-        self, find_pause_s: Callable[[], float] | None = None
-    ) -> AsyncGenerator[Arrival | None]:
-        """The same, with None whenever no event came for `keep_alive_s` seconds.
+    def pause_by(self, find_pause_s: Callable[[], float]) -> None:
+        """Let `find_pause_s` say how many seconds a pause is, anew for each."""
+        self._find_pause_s = find_pause_s
 
-        The first pause is not longer than `FIRST_PAUSE_S`. `find_pause_s` says instead how many
-        seconds they are, anew for each pause.
+    async def early_failure(self) -> Finished | None:
+        """Wait for the first event or pause. The event if it is the end of a request that failed.
+
+        Nothing of it must have been read before. `events_and_pauses` goes on from there.
         """
-        pauses = chain([min(FIRST_PAUSE_S, self.keep_alive_s)], repeat(self.keep_alive_s))
-        return self._read(find_pause_s or partial(next, pauses))
+        self._begun = self._read(self._find_pause_s)
+        try:
+            self._first = await anext(self._begun)
+        except BaseException:
+            await self._begun.aclose()
+            raise
+        event = None if self._first is None else self._first[1]
+        if not isinstance(event, Finished) or not is_failure(event):
+            return None
+        await self._begun.aclose()
+        return event
+
+    async def events_and_pauses(self) -> AsyncGenerator[Arrival | None]:
+        """The same, with None whenever no event came for a while, which is `keep_alive_s` seconds.
+
+        The first pause is shorter: see `FIRST_PAUSE_S` and `MOST_HELD_S`.
+        """
+        is_begun = self._begun is not None
+        async with aclosing(self._begun or self._read(self._find_pause_s)) as arrivals:
+            if is_begun:
+                yield self._first
+            async for arrival in arrivals:
+                yield arrival
 
     async def _read(
         self, find_pause_s: Callable[[], float | None]

@@ -19,6 +19,7 @@ class ProgressReader:
 
     def __init__(self, reader: EventReader, *, is_for_llama: bool) -> None:
         """`is_for_llama`: add llama.cpp's form."""
+        reader.pause_by(self._find_pause_s)
         self._streams = reader.streams
         self._keep_alive_s = reader.keep_alive_s
         self._is_for_llama = is_for_llama
@@ -29,7 +30,7 @@ class ProgressReader:
         for stream in self._streams:
             stream.is_watched = True
 
-    def find_pause_s(self) -> float:
+    def _find_pause_s(self) -> float:
         """How long to wait for an event until the next look. The first look is at once."""
         if self.is_over:
             return self._keep_alive_s

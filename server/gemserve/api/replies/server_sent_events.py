@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from gemserve.api.access.request_id import current_request_id
+from gemserve.api.replies.event_reader import EventReader
+from gemserve.api.replies.failures import failure_response
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 
 log = logging.getLogger("gemserve.api")
@@ -43,18 +45,21 @@ def event_stream(
 
 
 async def event_stream_with(
+    reader: EventReader,
     events: AsyncGenerator[str],
     headers: Callable[[], Mapping[str, str]],
     failure: Callable[[], str],
-    count_failure: Callable[[], None],
     media_type: str = EVENTS,
-) -> StreamingResponse:
+) -> Response:
     """A stream whose headers go out with its first event, and say what is known by then.
 
-    Nothing comes later than otherwise: what a pause sends is an event, too. `failure`: the last
-    event, if another cannot be built, which is logged and counted.
+    Nothing comes later than otherwise: what a pause sends is an event, too. A request that fails
+    before has the status of its failure. `failure`: the last event, if another cannot be built,
+    which is logged and counted. `events`: made of what `reader` reads.
     """
-    events = _until_failure(events, failure, count_failure)
+    if (failed := await reader.early_failure()) is not None:
+        return failure_response(failed)
+    events = _until_failure(events, failure, reader.count_unbuilt)
     try:
         first = await anext(events)
         return event_stream(_resumed(first, events), headers(), media_type)

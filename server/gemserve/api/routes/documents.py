@@ -87,6 +87,7 @@ def document_routes(
         tenant = tenant_of(http)
         with submitter.counting_refusals():
             submitter.check_room(tenant)
+            submitter.check_wait(tenant)
             intake = await _take_in(http, submitter, builder, store, files)
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document

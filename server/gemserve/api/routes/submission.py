@@ -143,6 +143,7 @@ class Submitter:
         finder = Finder(self.documents, tenant)
         with self.counting_refusals():
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
+            self.check_wait(tenant)
             raw = await read_body(http)
             came_s = time.monotonic()
             caller = http.scope["state"].get("caller")
@@ -153,7 +154,7 @@ class Submitter:
                 self.backlog.expecting(tenant, len(raw)),
             ):
                 parse = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-                work = self._begun_in_time(parse, came_s, timeout)
+                work = _BegunInTime(parse, came_s, self._most_wait(timeout))
                 run = partial(self.turns.run, http, tenant)
                 body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
                 if requests is None:
@@ -176,7 +177,6 @@ class Submitter:
                     requests = await self.excerpts.put_in_front(http, wanted, requests, again)
             is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
             timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
-            most_wait_s = math.inf if self.max_wait_s is None else self.max_wait_s
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -195,7 +195,9 @@ class Submitter:
             http.scope["state"]["first_difference"] = difference  # for the log
             # of several choices, none is of use without the others
             is_alone = len(requests.requests) == 1
-            begin_within_s = min(most_wait_s, timeout.ends_s - time.monotonic())
+            begin_within_s = timeout.ends_s - time.monotonic()
+            if self.max_wait_s is not None:  # its own text took as long as it had to
+                begin_within_s = min(begin_within_s, self.max_wait_s - work.waited_s)
             sendable = [
                 replace(
                     request,
@@ -235,6 +237,7 @@ class Submitter:
             timeout=timeout,
             count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
+            begin_within_s=sent[0].begin_within_s,
         )
         return Submission(body, requests, reader)
 
@@ -249,33 +252,22 @@ class Submitter:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
         self.engine.check_room(tenant=tenant)
         self.backlog.check_room()
+
+    def check_wait(self, tenant: bytes) -> None:
+        """Raise `WaitTooLong` if a request of `tenant` would wait for longer than it may.
+
+        What was let in is not asked again: others have come by then, who were told that it is here.
+        """
         if self.max_wait_s is not None:
             wait_s = self.backlog.wait_s(tenant)
             if wait_s > self.max_wait_s:
                 raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
 
-    def _begun_in_time(
-        self, work: Callable[[], ResultT], came_s: float, timeout: Timeout
-    ) -> Callable[[], ResultT]:
-        """The same work, which is not begun after `--max-wait` or the timeout.
-
-        Texts wait for each other in a queue of their own.
-        """
-        limit_s, name = timeout.seconds, timeout.name
-        if self.max_wait_s is not None and self.max_wait_s < limit_s:
-            limit_s, name = self.max_wait_s, "--max-wait"
-
-        is_begun = False
-
-        def begin() -> ResultT:
-            nonlocal is_begun
-            waited_s = time.monotonic() - came_s
-            if waited_s > limit_s and not is_begun:
-                raise WaitedTooLong(waited_s=waited_s, limit_s=limit_s, name=name)
-            is_begun = True  # it is called again if a schema must be tried first
-            return work()
-
-        return begin
+    def _most_wait(self, timeout: Timeout) -> tuple[float, str]:
+        """For how many seconds a text may wait, and what says so."""
+        if self.max_wait_s is not None and self.max_wait_s < timeout.seconds:
+            return self.max_wait_s, "--max-wait"
+        return timeout.seconds, timeout.name
 
     def _count_late(self) -> int:
         """Count a request that nothing was read of, and say when to try again."""
@@ -325,6 +317,30 @@ class Submitter:
         if adapter is None:
             return body, None
         return body, build(body, request_id, adapter)
+
+
+class _BegunInTime(Generic[ResultT]):
+    """Calls `work`, which is not begun if it has waited for too long.
+
+    Texts wait for each other in a queue of their own.
+    """
+
+    def __init__(
+        self, work: Callable[[], ResultT], came_s: float, most_wait: tuple[float, str]
+    ) -> None:
+        """`came_s`: since when it waits. `most_wait`: how long it may, and what says so."""
+        self._work, self._came_s = work, came_s
+        self._limit_s, self._name = most_wait
+        self._is_begun = False
+        self.waited_s = 0.0
+
+    def __call__(self) -> ResultT:
+        if not self._is_begun:  # it is called again if a schema must be tried first
+            self.waited_s = time.monotonic() - self._came_s
+            if self.waited_s > self._limit_s:
+                raise WaitedTooLong(waited_s=self.waited_s, limit_s=self._limit_s, name=self._name)
+            self._is_begun = True
+        return self._work()
 
 
 async def read_body(http: Request) -> bytes:

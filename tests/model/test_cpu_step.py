@@ -313,6 +313,28 @@ def test_clang_compiles_the_step_or_says_why_not(
     assert is_compiled != ("clang++ fails: " in caplog.text)
 
 
+def clang_has_openmp() -> bool:
+    options = ["-fopenmp", "-include", "omp.h", "-E", "-x", "c++", os.devnull]
+    clang = shutil.which("clang++")
+    return (
+        clang is not None and not subprocess.run([clang, *options], capture_output=True).returncode
+    )
+
+
+@pytest.mark.skipif(not clang_has_openmp(), reason="no clang++ with OpenMP (libomp-dev)")
+@pytest.mark.parametrize(
+    "source", sorted(cpu_step.SOURCE.parent.glob("*.cpp")), ids=lambda source: source.stem
+)
+def test_clang_compiles_all_that_gcc_does(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "clang++")
+    native_library.forget_libraries()
+    native_library.open_library(source)
+    native_library.forget_libraries()
+
+
 @needs_compiler
 def test_what_killed_processes_have_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None

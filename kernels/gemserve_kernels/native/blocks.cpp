@@ -241,6 +241,45 @@ static void put_sums(const float *sums, const float *bias, int64_t count, T *out
     for (; o < count; o++) store_kv(out + o, sums[o] + bias[o]);
 }
 
+// Products of rows with all outputs: `out` [rows, outs], float32 or bfloat16. It is a struct because
+// clang cannot have a loop of OpenMP in a lambda that refers to a function's arguments.
+struct Products {
+    static constexpr int64_t TOGETHER = TILE * TILES_TOGETHER;  // outputs
+    static constexpr float NO_BIAS[TOGETHER] = {};
+    const BlockMatrix &m;
+    const ByteRows &given;
+    int64_t rows;
+    const float *bias;
+    bool is_half;
+    void *out;
+
+    // All threads of a team call it.
+    template <int64_t FORMAT> void put_all(OpenTiles &open) const {
+        const int64_t tiles = (m.outs + TILE - 1) / TILE;
+#pragma omp for schedule(static)
+        for (int64_t tile = 0; tile < tiles; tile += TILES_TOGETHER) {
+            const int64_t some_tiles = std::min<int64_t>(TILES_TOGETHER, tiles - tile);
+            const auto put = [this, tile](int64_t row, int64_t count, const float *sums) {
+                put_rows(tile * TILE, row, count, sums);
+            };
+            tiles_products<FORMAT>(m, tile, some_tiles, given, rows, open, put);
+        }
+    }
+
+    // Sums [count, TOGETHER] of outputs from `first` on.
+    void put_rows(int64_t first, int64_t row, int64_t count, const float *sums) const {
+        const int64_t outs = std::min<int64_t>(TOGETHER, m.outs - first);
+        const float *some = bias ? bias + first : NO_BIAS;
+        for (int64_t r = row; r < row + count; r++, sums += TOGETHER) {
+            const int64_t at = r * m.outs + first;
+            if (is_half)
+                put_sums(sums, some, outs, static_cast<uint16_t *>(out) + at);
+            else
+                put_sums(sums, some, outs, static_cast<float *>(out) + at);
+        }
+    }
+};
+
 // Products of rows [rows, ins] with all outputs: `out` [rows, outs], float32 or bfloat16.
 extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const void *x,
                                                int64_t rows, const float *bias, int64_t is_half,
@@ -248,9 +287,6 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
     const BlockMatrix m = *matrix;
     ByteRows given;
     given.make_room(rows, m.ins);
-    const int64_t tiles = (m.outs + TILE - 1) / TILE;
-    constexpr int64_t TOGETHER = TILE * TILES_TOGETHER;  // outputs
-    const float nothing[TOGETHER] = {};
     Team team;
 #pragma omp parallel num_threads(threads)
     {
@@ -270,25 +306,8 @@ extern "C" const char *gemserve_block_products(const BlockMatrix *matrix, const 
                 }
                 given.take(r, row);
             }
-            with_format(m.format, [&](auto format) {
-#pragma omp for schedule(static)
-                for (int64_t tile = 0; tile < tiles; tile += TILES_TOGETHER) {
-                    const int64_t some_tiles = std::min<int64_t>(TILES_TOGETHER, tiles - tile);
-                    const int64_t first = tile * TILE;
-                    const int64_t outs = std::min<int64_t>(TOGETHER, m.outs - first);
-                    const float *some = bias ? bias + first : nothing;
-                    const auto put = [&](int64_t row, int64_t count, const float *sums) {
-                        for (int64_t r = row; r < row + count; r++, sums += TOGETHER) {
-                            const int64_t at = r * m.outs + first;
-                            if (is_half)
-                                put_sums(sums, some, outs, static_cast<uint16_t *>(out) + at);
-                            else
-                                put_sums(sums, some, outs, static_cast<float *>(out) + at);
-                        }
-                    };
-                    tiles_products<format>(m, tile, some_tiles, given, rows, open, put);
-                }
-            });
+            const Products products{m, given, rows, bias, is_half != 0, out};
+            with_format(m.format, [&](auto format) { products.template put_all<format>(open); });
         }
     }
     team.rethrow();

@@ -41,14 +41,14 @@ from benchmarks.robustness.soak_report import percentile
 from gemserve_client.load_test import result_line
 from gemserve_client.load_test.text_table import aligned, cell
 
-MODEL = "builtin"
+MODEL = "served"
 POLITE, HOSTILE = "bob", "alice"
 COMPLETIONS, DOCUMENTS = "/v1/completions", "/v1/documents"
 GOAL_TTFT, GOAL_PACE = 3.0, 2.0  # how many times slower than alone the polite key may be
 STREAM_TOKENS = 300
 PROBE_PAUSE_S = 0.3
 SETTLE_S = 3.0  # of an attack, before anything is measured
-QUIET_S = 120.0  # most time until the server has nothing to do
+QUIET_S = 600.0  # most time until the server has nothing to do
 REQUEST_S = 300.0  # most time of a request
 REFUSED_S = 0.05  # how long an attacker waits after a refusal
 WORDS = [
@@ -300,6 +300,7 @@ def measure(server: LoadServer, options: argparse.Namespace) -> list[dict[str, A
         asyncio.run(wait_until_quiet(server.url))
         after = observe(alone_s)
         rows.append({**row, "alone": before.joined(after).figures()})
+        print(json.dumps(rows[-1]), file=sys.stderr)
         before = after
     return rows
 
@@ -331,6 +332,7 @@ def judge(rows: list[dict[str, Any]]) -> bool:
 def main() -> int:
     """Return 0 if the polite key was as fast as it should be, and never refused."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="builtin")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each attack (%(default)s)")
     parser.add_argument("--alone-seconds", type=float, help="after each (half of --seconds)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
@@ -349,8 +351,11 @@ def main() -> int:
         print(json.dumps(asyncio.run(told)))
         return 0
     with tempfile.TemporaryDirectory() as name:
-        settings = ["--kv-memory", options.kv_memory, *options.settings.split()]
-        server = LoadServer(Path(name), model=MODEL, core=options.server_core, settings=settings)
+        settings = ["--kv-memory", options.kv_memory, "--served-model-name", MODEL]
+        settings += options.settings.split()
+        server = LoadServer(
+            Path(name), model=options.model, core=options.server_core, settings=settings
+        )
         with server:
             if options.client_core is not None:
                 os.sched_setaffinity(0, {options.client_core})

@@ -80,9 +80,10 @@ class Mix:
         seed: int,
         kinds: Iterable[str] = tuple(WEIGHTS),
         *,
-        document_tokens: int = DOCUMENT_TOKENS,
+        scale: float = 1.0,
     ) -> None:
-        self._model, self._document_tokens = model, document_tokens
+        """`scale`: of all texts' lengths, for models that take too long to read them."""
+        self._model, self._scale = model, scale
         self._tokenizer = tokenizer
         self._rng = Random(f"mix {seed}")
         self.calls: dict[str, list[Call]] = {}
@@ -103,9 +104,10 @@ class Mix:
         return rng.choice(self.calls[kind])
 
     def facts(self, num_tokens: int, count: int = 2) -> Facts:
-        """Prose of about `num_tokens` tokens with `count` facts at random places."""
+        """Prose of about `num_tokens` tokens, scaled, with `count` facts at random places."""
         sentences = stdlib_sentences()
-        at, left = self._rng.randrange(len(sentences)), num_tokens
+        at = self._rng.randrange(len(sentences))
+        left = min(num_tokens, max(SHORT_TOKENS, round(num_tokens * self._scale)))
         needles = draw_needles(self._rng, count)
         pieces = [needle.statement for needle in needles]
         left -= sum(len(self._tokenizer.encode(piece)) for piece in pieces)
@@ -149,7 +151,7 @@ class Mix:
 
     def _documents(self) -> Iterator[Call]:
         for i in range(4):
-            facts = self.facts(self._document_tokens, 6)
+            facts = self.facts(DOCUMENT_TOKENS, 6)
             for j in range(6):
                 name = f"document/{i + 4 * j}"
                 yield self.call(name, CHAT, self.streamed_chat(facts.asked(j)), "stream")
@@ -200,7 +202,7 @@ class Mix:
                 "tools": chat.tools,
                 "max_tokens": 16,
             }
-            if len(self._tokenizer.encode(json.dumps(fields))) > MOST_AGENT_TOKENS:
+            if len(self._tokenizer.encode(json.dumps(fields))) > MOST_AGENT_TOKENS * self._scale:
                 continue
             make, manner = (self.streamed_chat, "stream") if i % 2 else (self.chat, "whole")
             if chat.tools:
@@ -256,7 +258,7 @@ class Mix:
             yield self.call(f"cancel/{i}", CHAT, body, "cancel")
             body = self.streamed_chat(self.facts(SHORT_TOKENS).asked(0), **going_on)
             yield self.call(f"slow/{i}", CHAT, body, "slow", bound_s=300.0)
-            body = self.chat(self.facts(self._document_tokens).asked(0))
+            body = self.chat(self.facts(DOCUMENT_TOKENS).asked(0))
             yield self.call(f"half/{i}", CHAT, body, "half")
 
     def _mistakes(self) -> Iterator[Call]:

@@ -34,7 +34,7 @@ import httpx
 
 from benchmarks.robustness import soak
 from benchmarks.robustness.load_server import LoadServer, write_adapters
-from benchmarks.robustness.mix import DOCUMENT_TOKENS, Mix
+from benchmarks.robustness.mix import Mix
 from benchmarks.robustness.mixed_client import Call, MixedClient, Outcome
 from benchmarks.robustness.open_loop import Pick, Run, Sender, record
 from benchmarks.robustness.soak_report import percentile
@@ -232,7 +232,7 @@ def main() -> int:
         help="count answers as right that end, whatever they say, since what a model writes may "
         "depend on what is computed beside it",
     )
-    parser.add_argument("--document-tokens", type=int, default=DOCUMENT_TOKENS)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the lengths of texts")
     parser.add_argument("--without", nargs="*", choices=WEIGHTS, default=[], help="kinds of calls")
     parser.add_argument("--kv-memory", default="768MiB")
     parser.add_argument("--server-core", type=int, help="bind the server to this processor core")
@@ -250,7 +250,7 @@ def main() -> int:
             soak.tokenizer_of(options.model),
             options.seed,
             kinds=WEIGHTS.keys() - {*options.without},
-            document_tokens=options.document_tokens,
+            scale=options.scale,
         )
         server = LoadServer(folder, model=options.model, core=options.server_core, settings=words)
         with server:

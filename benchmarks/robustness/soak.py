@@ -53,7 +53,12 @@ def main() -> int:
         options = write_adapters(folder / "adapters", arguments.model)
         options += ["--cache-dir", str(folder / "cache"), "--cache-disk", arguments.cache_disk]
         options += ["--kv-memory", arguments.kv_memory, "--library-dir", str(folder / "libraries")]
-        mix = Mix(arguments.model, tokenizer_of(arguments.model), arguments.seed)
+        mix = Mix(
+            arguments.model,
+            tokenizer_of(arguments.model),
+            arguments.seed,
+            scale=arguments.scale,
+        )
         print("starting the server", file=sys.stderr)
         with LoadServer(
             folder, model=arguments.model, core=arguments.server_core, settings=options
@@ -78,6 +83,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="builtin")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the lengths of texts")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (%(default)s)")
     parser.add_argument("--load", type=float, default=0.8, help="share of the capacity")
     parser.add_argument("--rate", type=float, help="requests a second, in place of --load")

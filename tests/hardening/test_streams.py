@@ -79,9 +79,13 @@ def test_a_failure_before_the_first_token_is_an_error(
         whole = server.post(path, **BODIES[path])
         assert whole.status_code == 500
         assert "boom" in whole.json()["error"]["message"]
-        text = server.post(path, **BODIES[path], stream=True).text
+        streamed = server.post(path, **BODIES[path], stream=True)
+    text = streamed.text
     assert text.count("boom") == 1
-    if path in (COMPLETIONS, CHAT):
+    assert streamed.status_code == (200 if script[0] is FILTERED else 500)
+    if streamed.status_code == 500:
+        assert "boom" in streamed.json()["error"]["message"]
+    elif path in (COMPLETIONS, CHAT):
         assert text.index("boom") < text.index("data: [DONE]")
         assert text.count("[DONE]") == 1
         assert text.endswith("data: [DONE]\n\n")

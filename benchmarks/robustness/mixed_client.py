@@ -107,9 +107,8 @@ class MixedClient:
         return self._pools[next(self._turns) % len(self._pools)]
 
     def _new(self) -> list[httpx.AsyncClient]:
-        limits = httpx.Limits(
-            max_connections=self._of_pool, max_keepalive_connections=self._of_pool
-        )
+        # the sender bounds what is open: a full pool would make a request wait here
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._of_pool)
         # without timeouts, as each call has its own bound; one context, since it takes 30 ms
         context = ssl.create_default_context()
         return [

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from gemserve.adapters.kinds import load_adapter
 from gemserve.calibration.search.calibrated_core import build_ranked_core
@@ -237,6 +238,15 @@ def test_a_failed_choice_ends_one_request(cores: Cores, monkeypatch: pytest.Monk
     assert isinstance(events[-1], Finished)
     assert events[-1].error == "ValueError: no choice"
     compare(cores, request("sieve", ids_of(62, 500)))
+
+
+def test_all_groups_have_one_worker_thread(cores: Cores) -> None:
+    """Of two, one may write the name of the last collective to memory that the other has freed."""
+    assert cores.two.model.shard is not None
+    groups = list(distributed_c10d._world.pg_map)
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    assert backends
+    assert {backend.options._threads for backend in backends} == {1}  # type: ignore[attr-defined]
 
 
 def test_what_ranks_do_not_have_is_refused(cores: Cores, tmp_path: Path) -> None:

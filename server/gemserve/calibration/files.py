@@ -17,6 +17,7 @@ from gemserve.errors import ConfigError, shown
 
 FILE = "calibration.json"
 FORMAT = 1  # also of files that name none, which earlier versions wrote
+_MOST_BYTES = 1 << 20  # a hundred times as many as a calibration has
 _SHIPPED = Path(__file__).parent / "shipped"
 
 
@@ -103,10 +104,10 @@ def read_calibration(
     Some have `second_look`, which is ignored: whether the best passages are read twice.
     """
     try:
-        text = path.read_text()
+        text = _text_of(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except ValueError as error:  # no text
+    except ValueError as error:  # no text, or too much of it
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     return parse_calibration(
         text, path, num_layers=num_layers, num_heads=num_heads, weights=weights
@@ -134,29 +135,29 @@ def parse_calibration(
         more_distracts = content.get("more_distracts", True)
         by_meaning = heads is None or "recall" in content
         read_by = content.get("weights")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: no readable filter_layer ({error})") from error
     if isinstance(layer, bool) or not isinstance(layer, int):
-        raise ConfigError(f"{path}: filter_layer={layer!r} must be an integer")
+        raise ConfigError(f"{path}: filter_layer={shown(layer)} must be an integer")
     if not 0 <= layer < num_layers:
         raise ConfigError(
-            f"{path}: filter_layer={layer}: the model has {num_layers} layers; gemserve calibrate "
-            "finds it anew"
+            f"{path}: filter_layer={shown(layer)}: the model has {num_layers} layers; gemserve "
+            "calibrate finds it anew"
         )
     for name, value in (("coverage_bound", bound), ("window_bound", window_bound)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise ConfigError(f"{path}: {name}={value!r} must be from 0 to 1")
+            raise ConfigError(f"{path}: {name}={shown(value)} must be from 0 to 1")
     is_size = isinstance(window, int) and not isinstance(window, bool) and window >= MIN_SEGMENT
     if window is not None and not is_size:
-        raise ConfigError(f"{path}: window={window!r} must be null or at least {MIN_SEGMENT}")
+        raise ConfigError(f"{path}: window={shown(window)} must be null or at least {MIN_SEGMENT}")
     is_count = isinstance(auto_keep, int) and not isinstance(auto_keep, bool)
     if auto_keep is not None and not (is_count and MIN_KEEP <= auto_keep <= MAX_KEEP):
         raise ConfigError(
-            f"{path}: auto_keep={auto_keep!r} must be null or from {MIN_KEEP} to {MAX_KEEP}"
+            f"{path}: auto_keep={shown(auto_keep)} must be null or from {MIN_KEEP} to {MAX_KEEP}"
         )
     for name, value in (("ends_with", ends_with), ("more_distracts", more_distracts)):
         if not isinstance(value, bool):
-            raise ConfigError(f"{path}: {name}={value!r} must be true or false")
+            raise ConfigError(f"{path}: {name}={shown(value)} must be true or false")
     return Calibration(
         layer=layer,
         heads=None if heads is None else _heads(heads, path, layer, num_heads),
@@ -224,6 +225,15 @@ def place_for(source: str, weights: str) -> Path:
     return _cache() / f"{weights}.json"
 
 
+def _text_of(path: Path) -> str:
+    """Raises `OSError` and `ValueError`, also for a pipe, which nobody may ever write to."""
+    if not path.is_file():
+        raise OSError("there is no such file")
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise ValueError(f"has {size:,} bytes, the limit is {_MOST_BYTES:,}")
+    return path.read_text("utf-8")
+
+
 def _cache() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "gemserve" / "calibrations"
@@ -242,8 +252,8 @@ def _field(path: Path, name: str) -> str | None:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(_text_of(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -260,7 +270,7 @@ def _heads(given: object, path: Path, layer: int, num_heads: int) -> tuple[tuple
 
     if not isinstance(given, list) or not given or not all(map(is_pair, given)):
         raise ConfigError(
-            f"{path}: heads={given!r} must be a list of [layer, head] pairs, layers from 0 to "
+            f"{path}: heads={shown(given)} must be a list of [layer, head] pairs, layers from 0 to "
             f"{layer} and heads from 0 to {num_heads - 1}"
         )
     pairs = cast(list[list[int]], given)

@@ -429,7 +429,7 @@ def live_server(serving: Serving, around: Callable[[Any], Any] | None = None) ->
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    wait_for(lambda: server.started, 10)
+    wait_for(lambda: server.started, 60)  # a busy machine is no fault
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:

@@ -239,6 +239,28 @@ def test_compaction_moves_as_little_as_makes_room() -> None:
     pool.check_integrity()
 
 
+def test_compaction_goes_around_what_must_stay() -> None:
+    """Else a short request waited for a chunk of a long prompt: 47 s with a model of 1.5B."""
+    pool = MemoryPool(100)
+    spans = [pool.allocate(size) for size in (10, 5, 40, 5, 10, 5, 20)]
+    for span in spans[1::2]:
+        assert span is not None
+        pool.release(span)
+    _, _, large, _, middle, _, last = spans
+    assert large is not None
+    assert middle is not None
+    assert last is not None
+    assert not pool.compact(10, [large, middle, last])
+    assert not pool.take_changes()
+    assert pool.compact(10, [middle, last])
+    assert pool.take_changes() == [Move(15, 10, 40)]
+    assert (large.start, middle.start, last.start) == (10, 60, 75)
+    assert pool.allocate(10) is not None
+    pool.check_integrity()
+    assert pool.compact(10, [middle])
+    assert pool.take_changes() == [Move(75, 70, 20)]
+
+
 def test_a_repacked_span_keeps_the_beginning_of_each_row() -> None:
     pool = MemoryPool(100)
     span = pool.allocate(40)
@@ -328,6 +350,28 @@ def test_memory_is_not_moved_under_an_open_chunk() -> None:
     assert len(s.running) == 3
     s.commit(plan, perform(s, plan, rng, 0.0))
     s.check_integrity()
+
+
+def test_memory_is_moved_beside_an_open_chunk() -> None:
+    """A short prompt waited for the chunk of a long one: 47 s with a model of 1.5B."""
+    s = scheduler(2 * LAYERS * 400)
+    for order, prompt in enumerate((60, 90, 70, 100)):
+        s.add(sequence(order, prompt, None, 10))
+    plan = s.schedule(8, is_decode_due=True)
+    first, second, third, fourth = s.running
+    assert plan.chunk is not None
+    assert plan.chunk.sequence == first.order
+    s.commit(plan, StepOutput(is_chunk_done=False))
+    s.finish(second)  # gaps of 100 and 40 tokens on both sides of the third and the fourth
+    s.add(sequence(4, 120, None, 10))
+    plan = s.schedule(8, is_decode_due=True)
+    assert plan.moves
+    assert first.open_tokens
+    assert first.memory.start == 0
+    assert len(s.running) == 4
+    s.commit(plan, StepOutput(is_chunk_done=False))
+    s.check_integrity()
+    assert third.memory.start < fourth.memory.start
 
 
 def test_passes_under_way_are_few() -> None:

@@ -211,13 +211,17 @@ class MemoryPool:
             self._used -= span.size
             self._wipe(span, span.start, span.size)
 
-    def compact(self, size: int) -> None:
+    def compact(self, size: int, fixed: Iterable[Span] = ()) -> bool:
         """Move spans down so that `size` free units lie together, as few units as possible.
 
-        So many units must be free. All spans between two gaps move, and the gaps become one.
+        So many units must be free. All spans between two gaps move, and the gaps become one. False,
+        and nothing has moved, if some of `fixed`, which must stay, are in the way.
         """
         assert size <= self.free
-        first, last = self._cheapest_move(size)
+        move = self._cheapest_move(size, frozenset(map(id, fixed)))
+        if move is None:
+            return False
+        first, last = move
         end = self._end_of(first - 1)
         old_end = self._end_of(last)
         is_private = False
@@ -229,21 +233,26 @@ class MemoryPool:
             end += span.size
         if is_private:  # what is left of a private span at its old place
             self._changes.append(Wipe(end, old_end - end))
+        return True
 
     def num_moved(self, size: int) -> int:
         """Units that `compact` would move for a span of `size`."""
-        first, last = self._cheapest_move(size)
+        first, last = self._cheapest_move(size) or (0, -1)
         return sum(span.size for span in self._spans[first : last + 1])
 
-    def _cheapest_move(self, size: int) -> tuple[int, int]:
+    def _cheapest_move(
+        self, size: int, fixed: frozenset[int] = frozenset()
+    ) -> tuple[int, int] | None:
         """The first and the last of the spans to move; they lie between gaps of `size` in all.
 
-        If one gap is long enough, the last one is before the first one.
+        If one gap is long enough, the last one is before the first one. `fixed`: ids of spans that
+        must stay. None if all such gaps have one of them between them.
         """
         ends = [self._end_of(i - 1) for i in range(len(self._spans) + 1)]
         starts = [span.start for span in self._spans] + [self.capacity]
         gaps = [start - end for start, end in zip(starts, ends, strict=True)]
-        best, least, first, free, moved = (0, -1), self.capacity + 1, 0, 0, 0
+        best: tuple[int, int] | None = None
+        least, first, free, moved = self.capacity + 1, 0, 0, 0
         for last, gap in enumerate(gaps):  # gap `i` is in front of span `i`
             free += gap
             while free - gaps[first] >= size:
@@ -254,6 +263,8 @@ class MemoryPool:
                 best, least = (first, last - 1), moved
             if last < len(self._spans):
                 moved += self._spans[last].size
+                if id(self._spans[last]) in fixed:
+                    first, free, moved = last + 1, 0, 0
         return best
 
     def _end_of(self, index: int) -> int:

@@ -23,7 +23,7 @@ from gemserve.contract.scores import AnswerAttention
 from gemserve.cost import filter_units
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.sampling import SamplerState, score_tokens
-from gemserve.engine.memory import Change, KVPlace, Move
+from gemserve.engine.memory import Change, KVPlace
 from gemserve.engine.running.answer_attention import EVERY, AnswerWatch
 from gemserve.engine.running.draws import Logits, draw_tokens
 from gemserve.engine.running.index_vectors import question_queries
@@ -59,6 +59,7 @@ Forward = Callable[..., torch.Tensor | None]
 class ChunkPass:
     """A chunk's pass that has begun. Without `filter_tap` and `segments` it is a prefill pass."""
 
+    chunk: Chunk
     forward: Pass
     kv: KVSpan | None = None
     filter_tap: FilterTap | None = None
@@ -215,10 +216,7 @@ class Runner:
             _drop_recurrent(state)
 
     def change_memory(self, changes: Collection[Change]) -> None:
-        """Carry out what the pool has decided."""
-        if any(isinstance(change, Move) for change in changes):
-            unfinished = any(state.chunk_pass for state in self._states.values())
-            assert not unfinished, "a pass that has begun holds views of memory that moves"
+        """Carry out what the pool has decided. What a pass that has begun has in memory stays."""
         apply_changes(changes, self.memory)
 
     def _decode(self, rows: Sequence[DecodeRow], logits: Logits, out: RunOutput) -> None:
@@ -287,6 +285,9 @@ class Runner:
         if state.chunk_pass is None:
             state.chunk_pass = self._begin(chunk, limits.piece, state)
         chunk_pass = state.chunk_pass
+        begun = chunk_pass.chunk
+        is_moved = (begun.place, begun.segments) != (chunk.place, chunk.segments)
+        assert not is_moved, "a pass that has begun holds views of memory that has moved"
         out.is_chunk_done = chunk_pass.forward.run(limits.slice_s)
         if not out.is_chunk_done:
             return
@@ -341,7 +342,7 @@ class Runner:
         if chunk.segments or chunk.arrived:
             group = self._segment_group(chunk, state)
             forward = Pass(group.forward, piece, catch_up, self._lockstep)
-            return ChunkPass(forward, segments=group)
+            return ChunkPass(chunk, forward, segments=group)
         if chunk.filter_layer is None:
             kv = self._kept_kv(state, chunk.place)
             run = self._prefilling(chunk, state, kv)
@@ -356,7 +357,7 @@ class Runner:
             )
             run = self._filtering(chunk, state, kv, tap)
         paused = Pass(lambda breaks: run(breaks=breaks), piece, catch_up, self._lockstep)
-        return ChunkPass(paused, kv, tap)
+        return ChunkPass(chunk, paused, kv, tap)
 
     def _segment_group(self, chunk: Chunk, state: RunnerState) -> SegmentGroup | ArrivedGroup:
         if chunk.arrived:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
-from gemserve.engine.memory import KVPlace, MemoryPool
+from gemserve.engine.memory import KVPlace, MemoryPool, Span
 from gemserve.engine.reuse.cheapest_way import is_cheaper_whole
 from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
@@ -213,11 +213,11 @@ class Scheduler:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
-        tenant has its part. Scattered
-        free units are made one by compaction, which waits until no chunk is under way, because its
-        pass holds views of the memory. A step copies one document at most, so that nobody's next
-        token waits for several. `taken`: what will be copied, to which this adds. `is_shared`:
-        there are several tenants, so that none may hold all of the memory.
+        tenant has its part. Scattered free units are made one by compaction. What passes that have
+        begun hold views of stays in its place; if it is in the way, they are finished first. A step
+        copies one document at most, so that nobody's next token waits for several. `taken`: what
+        will be copied, to which this adds. `is_shared`: there are several tenants, so that none may
+        hold all of the memory.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
@@ -251,10 +251,9 @@ class Scheduler:
                 self._make_room(sequence, size, _spared(source, copied))
             span = self.pool.allocate(size)
             if span is None:
-                if any(s.open_tokens for s in self.running):
+                if not self.pool.compact(size, self._spans_of_open_passes()):
                     self._awaits_compaction = True
                     break
-                self.pool.compact(size)
                 span = self.pool.allocate(size)
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
@@ -270,6 +269,13 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
+
+    def _spans_of_open_passes(self) -> Iterator[Span]:
+        for sequence in self.running:
+            if sequence.open_tokens:
+                yield sequence.memory
+                yield from (share.span for share in sequence.shared)
+                yield from (share.span for share in found_segments(sequence))
 
     def _awaits_leader(self, sequence: LiveSequence) -> bool:
         """Is another's pass under way that will leave what this one needs?"""

@@ -62,6 +62,14 @@ def encrypted(password: str) -> bytes:
     return out.getvalue()
 
 
+def test_pages_begin_within_the_text() -> None:
+    """An empty last page began two characters behind the end."""
+    second = len(PAGES[0]) + 2
+    assert read_pdf(pdf_of(PAGES), "a.pdf", LIMITS).page_starts == (0, second, second)
+    text = read_pdf(pdf_of([PAGES[0], ""]), "a.pdf", LIMITS)
+    assert text.page_starts == (0, len(text.text))
+
+
 def test_ligatures_are_letters() -> None:
     """A page printed by Chromium had the word "filter" with a ligature; no search found it."""
     assert cleaned(" the \ufb01lter\ufb00\0 ") == "the filterff"

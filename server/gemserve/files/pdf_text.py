@@ -208,7 +208,10 @@ def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:
             f"has no text on its {num_pages} page(s); if it is a scan, recognise the text (OCR) "
             "first",
         )
-    return {"text": _BETWEEN_PAGES.join(texts), "pages": num_pages, "starts": starts}
+    text = _BETWEEN_PAGES.join(texts)
+    # behind the last text no line follows
+    starts = [min(start, len(text)) for start in starts]
+    return {"text": text, "pages": num_pages, "starts": starts}
 
 
 def cleaned(raw: str) -> str:

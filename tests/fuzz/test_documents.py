@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemserve.errors import LibraryError, RequestError
+from gemserve.errors import LibraryError, PdfsBusy, RequestError
 from gemserve.files.converting import convert, kind_of
 from gemserve.files.pdf_text import ReadingLimits
 from tests.fuzz.cases import bounded, cases, changed_bytes
@@ -79,7 +79,7 @@ def test_a_file_has_a_text_or_a_reason(drawn: tuple[str, bytes]) -> None:
     with bounded("document file", cpu_s=30):
         try:
             text, page_starts = convert(content, name, kind, LIMITS)
-        except (LibraryError, RequestError) as error:
+        except (LibraryError, PdfsBusy, RequestError) as error:
             assert 0 < len(str(error).encode()) < 1000  # it goes into a reply
         else:
             assert text

@@ -25,7 +25,7 @@ def _gloo_of_one_thread(
     """A gloo group with one worker thread.
 
     torch 2.13 gives a group two, which both write the name of the last collective without a lock.
-    Once in some 100,000 collectives one writes to what the other has freed, and a rank dies.
+    Once in half a million collectives one writes to what the other has freed, and a rank dies.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_default_device()]

@@ -13,7 +13,7 @@ from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.filter_plan import Budget, FilterPlan
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
-from gemserve.engine.memory import MemoryPool, Move, Repack
+from gemserve.engine.memory import MemoryPool, Move, Repack, Span
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import Kept, StepOutput, StepPlan
@@ -225,13 +225,19 @@ def test_memory_that_is_free_but_scattered_is_still_used() -> None:
     pool.check_integrity()
 
 
-def test_compaction_moves_as_little_as_makes_room() -> None:
-    """It moved everything: in full memory that is most of the pool for each request admitted."""
+def pool_with_gaps() -> tuple[MemoryPool, list[Span]]:
+    """Spans of 10, 40, 10 and 20 units with gaps of 5 behind each."""
     pool = MemoryPool(100)
     spans = [pool.allocate(size) for size in (10, 5, 40, 5, 10, 5, 20)]
-    for span in spans[1::2]:
-        assert span is not None
+    made = [span for span in spans if span is not None]
+    for span in made[1::2]:
         pool.release(span)
+    return pool, made[::2]
+
+
+def test_compaction_moves_as_little_as_makes_room() -> None:
+    """It moved everything: in full memory that is most of the pool for each request admitted."""
+    pool, _ = pool_with_gaps()
     assert (pool.free, pool.num_moved(5), pool.num_moved(10), pool.num_moved(15)) == (20, 0, 10, 30)
     pool.compact(10)
     assert pool.take_changes() == [Move(60, 55, 10)]
@@ -241,15 +247,7 @@ def test_compaction_moves_as_little_as_makes_room() -> None:
 
 def test_compaction_goes_around_what_must_stay() -> None:
     """Else a short request waited for a chunk of a long prompt: 47 s with a model of 1.5B."""
-    pool = MemoryPool(100)
-    spans = [pool.allocate(size) for size in (10, 5, 40, 5, 10, 5, 20)]
-    for span in spans[1::2]:
-        assert span is not None
-        pool.release(span)
-    _, _, large, _, middle, _, last = spans
-    assert large is not None
-    assert middle is not None
-    assert last is not None
+    pool, (_, large, middle, last) = pool_with_gaps()
     assert not pool.compact(10, [large, middle, last])
     assert not pool.take_changes()
     assert pool.compact(10, [middle, last])

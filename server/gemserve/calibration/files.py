@@ -228,7 +228,7 @@ def place_for(source: str, weights: str) -> Path:
 def _text_of(path: Path) -> str:
     """Raises `OSError` and `ValueError`, also for a pipe, which nobody may ever write to."""
     if not path.is_file():
-        raise OSError("there is no such file")
+        raise OSError("there is no file")
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise ValueError(f"has {size:,} bytes, the limit is {_MOST_BYTES:,}")
     return path.read_text("utf-8")

@@ -39,8 +39,8 @@ READY_S = 300.0
 LONGEST_LOAD_S = 60.0
 LONGEST_MOMENT_S = 0.6
 SETTINGS = [
-    *("--model", "builtin", "--log-format", "json", "--otel", "off", "--adapter", "first=a"),
-    *("--kv-memory", "256MiB", "--filter-min-tokens", "256", "--cache-disk", "100MB"),
+    *("--log-format", "json", "--otel", "off", "--adapter", "first=a"),
+    *("--served-model-name", "served", "--filter-min-tokens", "256"),
 ]
 # A file that was cut off by the kill would be removed with this warning. None has ever been: files
 # get their names when they are complete.
@@ -59,10 +59,10 @@ class Outcome:
 class Server(ServeProcess):
     """One process, on a free port."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, settings: list[str]) -> None:
         folders = ["--cache-dir", str(folder / "cache"), "--adapter-dir", str(folder / "adapters")]
         plain = {k: v for k, v in os.environ.items() if not k.startswith("GEMSERVE_")}
-        super().__init__([*SETTINGS, *folders], log, plain)
+        super().__init__([*SETTINGS, *settings, *folders], log, plain)
 
     def complaints(self) -> list[str]:
         """What its log has that a clean start has not."""
@@ -90,7 +90,7 @@ def document(rng: Random, num_words: int) -> tuple[str, str]:
 def body_of(text: str, **more: Any) -> Body:
     content = f"{text}\n\nWhat is the code for the lantern?"
     return {
-        "model": "builtin",
+        "model": "served",
         "messages": [{"role": "user", "content": content}],
         "max_tokens": 12,
         "temperature": 0,
@@ -183,18 +183,21 @@ def check(server: Server, expected: list[tuple[Body, str]], outcome: Outcome) ->
     outcome.faults += [f"log: {line}" for line in server.complaints()]
 
 
-def run(folder: Path, kills: int, seed: int, minutes: float) -> Outcome:
-    """At most so many kills, and none after so many minutes."""
-    rng, outcome = Random(seed), Outcome()
-    model = load(ModelConfig(device="cpu")).model
+def run(folder: Path, options: argparse.Namespace) -> Outcome:
+    """At most `--kills`, and none after `--minutes`."""
+    rng, outcome = Random(options.seed), Outcome()
+    model = load(ModelConfig(model=options.model, device="cpu")).model
     for index, name in enumerate("ab"):
         write_random_adapter(folder / "adapters" / name, "prefix", model, index)
+    del model
+    settings = ["--model", options.model, "--kv-memory", options.kv_memory]
+    settings += ["--cache-disk", options.cache_disk]
     recorded: list[tuple[Body, str]] = []
     new: list[tuple[Body, str]] = []  # of the server that was killed last
-    ends_s = time.monotonic() + 60 * minutes
-    for number in range(kills + 1):
-        is_last = number == kills or time.monotonic() > ends_s
-        server = Server(folder, folder / f"server-{number}.log")
+    ends_s = time.monotonic() + 60 * options.minutes
+    for number in range(options.kills + 1):
+        is_last = number == options.kills or time.monotonic() > ends_s
+        server = Server(folder, folder / f"server-{number}.log", settings)
         try:
             if number % 5 == 4 and not is_last:
                 time.sleep(rng.uniform(0, 6))
@@ -229,13 +232,16 @@ _VARIANTS: list[Body] = [{}, {"adapter": "first"}, {"logprobs": True}, {"filter"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="builtin")
+    parser.add_argument("--kv-memory", default="256MiB")
+    parser.add_argument("--cache-disk", default="100MB")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=240.0, help="no kill after so long")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(Path(folder), arguments.kills, arguments.seed, arguments.minutes)
+        outcome = run(Path(folder), arguments)
     for fault in outcome.faults:
         print(fault, file=sys.stderr)
     result = {"seed": arguments.seed, "faults": len(outcome.faults)}

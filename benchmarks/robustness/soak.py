@@ -53,6 +53,7 @@ def main() -> int:
         options = write_adapters(folder / "adapters", arguments.model)
         options += ["--cache-dir", str(folder / "cache"), "--cache-disk", arguments.cache_disk]
         options += ["--kv-memory", arguments.kv_memory, "--library-dir", str(folder / "libraries")]
+        options += arguments.settings.split()
         mix = Mix(
             arguments.model,
             tokenizer_of(arguments.model),
@@ -94,6 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--server-core", type=int, help="bind the server to this processor core")
     parser.add_argument("--client-core", type=int, help="bind this script to this core")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", default="", help="more options of the server, as one text")
     parser.add_argument("--out", type=Path, help="folder for soak.json, soak.md and the log")
     return parser.parse_args()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -275,19 +276,19 @@ async def wait_until_quiet(url: str) -> None:
 def measure(server: LoadServer, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each attack, with the polite key's figures alone, before and after it."""
     rows: list[dict[str, Any]] = []
-    seed = options.seed
+    # a prompt that comes twice is cached, and would cost the polite key nothing
+    seeds = itertools.count(options.seed)
 
     def observe(seconds: float) -> Polite:
-        return asyncio.run(watch(server, seconds, options.words, seed))
+        return asyncio.run(watch(server, seconds, options.words, next(seeds)))
 
     observe(SETTLE_S)
     alone_s = options.seconds / 2 if options.alone_seconds is None else options.alone_seconds
     before = observe(alone_s)
     for name in options.attacks:
         print(f"beside {name}", file=sys.stderr)
-        seed += 1
         words_of = [sys.executable, __file__, "--as-attacker", name, "--url", server.url]
-        words_of += ["--seconds", str(options.seconds + SETTLE_S), "--seed", str(seed)]
+        words_of += ["--seconds", str(options.seconds + SETTLE_S), "--seed", str(next(seeds))]
         environment = {**os.environ, "TWO_KEYS_KEY": server.keys[HOSTILE]}
         with subprocess.Popen(
             words_of, env=environment, stdout=subprocess.PIPE, text=True

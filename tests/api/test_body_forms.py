@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import sys
@@ -9,8 +10,12 @@ import zlib
 from collections.abc import Callable
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
+from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.content_encoding import PIECE_BYTES, Decoder, decoder_of
+from gemserve.api.routes.submission import read_body
 from tests.fakes import Api
 
 if sys.version_info >= (3, 14):
@@ -106,6 +111,45 @@ def test_pieces_of_any_size_make_the_whole(name: str, size: int) -> None:
     made = b"".join(_decoded(decoder, encoded, size))
     assert made == text
     assert decoder.is_whole
+
+
+async def test_others_have_their_turn_while_a_bomb_is_decoded() -> None:
+    """64 MiB, of which 2 KB came, were one step of the event loop."""
+    pieces = [zstd.compress(b" " * (64 << 20))]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": pieces.pop(), "more_body": False}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(Request(scope, receive))
+
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    task = asyncio.create_task(others())
+    scope = {"type": "http", "headers": [(b"content-encoding", b"zstd")]}
+    await BodyLimit(app, 64 << 20)(scope, receive, send)
+    task.cancel()
+    assert turns > 100
+
+
+async def test_nothing_keeps_a_body_that_was_read() -> None:
+    """Padding of 64 MiB stayed in memory until the reply had ended, and counted nowhere."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    http = Request({"type": "http", "headers": []}, receive)
+    assert await read_body(http) == BODY
+    assert BODY not in vars(http).values()
 
 
 def _decoded(decoder: Decoder, encoded: bytes, size: int) -> list[bytes]:

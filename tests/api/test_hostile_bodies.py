@@ -30,6 +30,9 @@ HOSTILE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"temperature": LONG}),
     (CHAT, {"filter": LONG}),
     (CHAT, {"metadata": {LONG: 1}, "user": 3}),
+    (CHAT, {"user": LONG}),
+    (CHAT, {"metadata": {"a": LONG}}),
+    (CHAT, {"metadata": {f"a{i}": "" for i in range(200)}}),
 ]
 ECHOING: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"filter": {"keep": LONG}}),

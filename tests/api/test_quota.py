@@ -154,6 +154,27 @@ def test_tokens_of_a_minute_are_counted_and_forgotten() -> None:
     quota.enter(b"a")
 
 
+def test_what_is_given_back_is_forgotten_with_what_was_charged() -> None:
+    """It was forgotten later, and until then the key could use as much twice."""
+    clock = Clock()
+    quota = Quota(
+        requests_per_minute=None, concurrency_per_key=None, tokens_per_minute=100, clock=clock
+    )
+    quota.enter(b"a")
+    quota.charge(b"a", 1000)
+    clock.now_s += 30
+    quota.charge(b"a", -1000, age_s=30)
+    quota.enter(b"a")
+    clock.now_s += 31
+    quota.enter(b"a")
+    quota.charge(b"a", 150)
+    with pytest.raises(QuotaExceeded, match="has used 150 tokens"):
+        quota.enter(b"a")
+    quota.charge(b"a", -150, age_s=61)  # of a charge that is forgotten
+    with pytest.raises(QuotaExceeded, match="has used 150 tokens"):
+        quota.enter(b"a")
+
+
 def test_an_empty_name_is_a_name() -> None:
     """`GEMSERVE_ADMIN_KEY_FILE=` must not pass for none."""
     with pytest.raises(ConfigError, match="needs api_key_file"):

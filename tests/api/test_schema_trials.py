@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.api.requests.request_builder import RequestBuilder
 from gemserve.api.requests.schema_trials import MAX_TRIALS, MAX_TRIALS_OF_A_KEY
 from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import Grammars
@@ -55,6 +56,34 @@ async def test_slow_schemas_hold_no_thread_that_others_need(
         statuses = [reply.status_code for reply in await asyncio.gather(*slow)]
         assert (statuses.count(200), statuses.count(503)) == (MAX_TRIALS, 120 - MAX_TRIALS)
         assert (await api.post(CHAT, response_format=wanting(500))).status_code == 200
+
+
+async def test_more_strict_tools_than_are_remembered_of_schemas_once(
+    tokenizer: Any, trials: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 64 on each drove out the next one that was needed, and the answer was a 503 after 200
+    trials. The prompt was tokenized before each."""
+    trials.set()
+    built: list[str] = []
+    build = RequestBuilder._chat_prompt
+
+    def counted(builder: RequestBuilder, messages: Any, field: str, _: Any, *rest: Any) -> Any:
+        built.append("prompt")
+        return build(builder, messages, field, (), *rest)  # so many tools would be too long
+
+    monkeypatch.setattr(RequestBuilder, "_chat_prompt", counted)
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"f{i}", "parameters": parameters, "strict": i < 69},
+        }
+        for i in range(70)
+    ]
+    async with api_over(FakeCore(), tokenizer) as api:
+        reply = await api.post(CHAT, tools=tools, tool_choice="required")
+        assert reply.status_code == 200, reply.text
+    assert len(built) == 1
 
 
 async def test_one_key_s_schemas_leave_room_for_another_s(

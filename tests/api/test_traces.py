@@ -200,6 +200,21 @@ def test_traces_are_wanted_by_the_setting_or_by_variables() -> None:
     assert open_traces("on", {"OTEL_TRACES_EXPORTER": "none"}) is None
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_EXPORTER": "console"},
+        {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+        {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"},
+    ],
+)
+def test_another_way_out_is_refused(variables: dict[str, str]) -> None:
+    """Spans left by OTLP over HTTP, whatever else was wanted."""
+    name = [*variables][-1]
+    with pytest.raises(ConfigError, match=f"{name}={variables[name]}: must be"):
+        open_traces("auto", variables)
+
+
 def test_spans_leave_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a collector's address, and with what was still to be sent when the server stops."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")

@@ -26,6 +26,7 @@ from tests.fakes import (
 )
 
 ABORTED = 'request_success_total{finish_reason="abort"}'
+LEFT = 'http_responses_total{status="499"}'
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 SENT = {
@@ -98,6 +99,8 @@ def test_a_dropped_request_stops_within_a_second(
     wait_for(server.core.cancelled.is_set, 1.0)
     wait_for(lambda: server.metric(ABORTED) == 1, 1.0)
     wait_for(lambda: server.metric("num_requests_running") == 0, 1.0)
+    if not stream:  # it was counted as a 503
+        wait_for(lambda: server.metric(LEFT) == 1, 1.0)
 
 
 @pytest.mark.parametrize("path", [RERANK, SCORE])
@@ -119,6 +122,7 @@ def test_a_request_dropped_before_its_first_token_stops(server: Server, stream: 
     connection.close()
     wait_for(server.core.cancelled.is_set, 1.0)
     wait_for(lambda: server.metric(ABORTED) == 1, 1.0)
+    wait_for(lambda: server.metric(LEFT) == 1, 1.0)
 
 
 @both

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
+from gemserve.api.routes.submission import Preparing
 from gemserve.contract.events import Event, Finished
 from gemserve.contract.requests import Request
 from gemserve.decoding.sampling import InvalidLogits
@@ -126,6 +128,23 @@ async def test_a_full_queue_has_places_for_other_keys(make_engine: MakeEngine) -
     for stream in streams:
         assert_one_terminal(await read(stream), "stop")
     assert not engine._load.waiting_of
+
+
+async def test_what_is_on_its_way_counts_as_its_key_s(make_engine: MakeEngine) -> None:
+    """While nothing waits in the engine, one key's texts took all places of the queue."""
+    engine, _ = make_engine(FILTERED, max_queue=8)
+    preparing = Preparing()
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(preparing.one_more(engine, b"greedy"))
+        with pytest.raises(QueueFull, match="6 requests of this API key wait"):
+            stack.enter_context(preparing.one_more(engine, b"greedy"))
+        for tenant in (b"polite", b"third"):
+            stack.enter_context(preparing.one_more(engine, tenant))
+        with pytest.raises(QueueFull):
+            stack.enter_context(preparing.one_more(engine, b"fourth"))
+    with preparing.one_more(engine, b"greedy"):
+        pass
 
 
 async def test_the_queue_is_bounded(make_engine: MakeEngine) -> None:

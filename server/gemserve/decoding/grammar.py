@@ -23,7 +23,7 @@ from gemserve.decoding.grammar_compiler import (
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_NUM_CACHED = 64
+_NUM_CACHED = 320  # of two requests with 128 strict tools each, and of some others
 
 
 class GrammarFailed(RuntimeError):

@@ -185,18 +185,21 @@ class Engine:
     def thread_id(self) -> int:
         return self._worker.ident or 0
 
-    def check_room(self, count: int = 1, *, tenant: bytes = b"", of_others: int = 0) -> None:
+    def check_room(
+        self, count: int = 1, *, tenant: bytes = b"", on_their_way: int = 0, of_others: int = 0
+    ) -> None:
         """Raise `QueueFull` or `EngineDead` if submitting `count` requests would. It is cheap.
 
-        `of_others`: requests of other tenants that will need places, too.
+        `on_their_way`: requests of this tenant that will need places, too, and `of_others` those of
+        other tenants.
         """
         if self._death is not None:
             raise EngineDead(self._death)
-        waiting = self.num_waiting + of_others
+        waiting = self.num_waiting + on_their_way + of_others
         if waiting + count > self._max_queue:
             raise QueueFull(waiting=waiting, limit=self._max_queue)
         arrived = sum(stream.request.tenant == tenant for stream in list(self._inbox))
-        held = self._load.waiting_of.get(tenant, 0) + arrived if tenant else 0
+        held = self._load.waiting_of.get(tenant, 0) + arrived + on_their_way if tenant else 0
         if held and not may_hold(held + count, self._max_queue - waiting - count):
             raise QueueFull(waiting=waiting, limit=self._max_queue, of_key=held)
 

@@ -260,7 +260,7 @@ class Ingress:
             case ChoicesAdded():
                 relaying.place.add_choices(message.count)
             case TokensUsed():
-                relaying.place.charge(message.count)
+                relaying.place.charge(message.count, message.age_s)
             case DocumentsStored():
                 self._documents.add(request.tenant, message.copies)
             case DocumentsMissing():

@@ -80,9 +80,10 @@ class ChoicesAdded:
 
 @dataclass(frozen=True, slots=True)
 class TokensUsed:
-    """The request's key has used so many tokens more."""
+    """The request's key has used so many tokens more: see `Quota.charge`."""
 
     count: int
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

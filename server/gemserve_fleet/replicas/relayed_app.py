@@ -172,8 +172,8 @@ class RelayedPlace:
         if count:
             self._answering.tell(ChoicesAdded(count))
 
-    def charge(self, tokens: int) -> None:
-        self._answering.tell(TokensUsed(tokens))
+    def charge(self, tokens: int, age_s: float = 0.0) -> None:
+        self._answering.tell(TokensUsed(tokens, age_s))
 
     def hand_over(self) -> _HandedOver:
         """The ingress keeps the place until the work that goes on has left it."""
@@ -186,8 +186,8 @@ class _HandedOver:
         self._is_held = True
         answering.hold()
 
-    def charge(self, tokens: int) -> None:
-        self._answering.tell(TokensUsed(tokens))
+    def charge(self, tokens: int, age_s: float = 0.0) -> None:
+        self._answering.tell(TokensUsed(tokens, age_s))
 
     def leave(self) -> None:
         if self._is_held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from copy import copy
@@ -90,11 +91,14 @@ class Quota:
             )
         use.running += count
 
-    def charge(self, key: bytes, tokens: int) -> None:
-        """Count tokens that a request has used. They are not refused: its next request is."""
-        if self._most_tokens is not None:
+    def charge(self, key: bytes, tokens: int, age_s: float = 0.0) -> None:
+        """Count tokens that a request has used. They are not refused: its next request is.
+
+        Fewer than none are given back, of what was charged `age_s` ago: both are forgotten at once.
+        """
+        if self._most_tokens is not None and age_s < MINUTE_S:
             use = self._uses[key]
-            use.charges.append((self._clock(), tokens))
+            insort(use.charges, (self._clock() - age_s, tokens))
             use.tokens += tokens
 
     @staticmethod
@@ -132,9 +136,9 @@ class QuotaPlace:
         self._quota.add_choices(self._key, count)
         self._choices += count
 
-    def charge(self, tokens: int) -> None:
-        """Count tokens that the request has used, also after it has left."""
-        self._quota.charge(self._key, tokens)
+    def charge(self, tokens: int, age_s: float = 0.0) -> None:
+        """Count tokens that the request has used, also after it has left: see `Quota.charge`."""
+        self._quota.charge(self._key, tokens, age_s)
 
     def hand_over(self) -> QuotaPlace:
         """Give all that it takes to a new place, for work that goes on after the reply."""
@@ -156,12 +160,13 @@ class TokenCharges:
 
     def __init__(self, place: QuotaPlace, prompt_tokens: int) -> None:
         self._place, self._prompt_tokens, self._count = place, prompt_tokens, 0
+        self._charged_s = time.monotonic()
 
     def see(self, event: Event) -> None:
         if isinstance(event, TextDelta):
             self._count += len(event.token_ids)
         elif isinstance(event, Finished) and event.late == "not_begun":
-            self._count -= self._prompt_tokens
+            self._place.charge(-self._prompt_tokens, time.monotonic() - self._charged_s)
 
     def close(self) -> None:
         if self._count:

@@ -57,7 +57,14 @@ class RequestId:
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         status = 0
+        has_left = False
         began_s = time.monotonic()
+
+        async def receive_until_left() -> Message:
+            nonlocal has_left
+            message = await receive()
+            has_left |= message["type"] == "http.disconnect" and not status
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -69,7 +76,7 @@ class RequestId:
 
         token = current_request_id.set(request_id.decode())
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_until_left, send_with_id)
         except Exception:
             self._on_error()
             if status:
@@ -78,8 +85,10 @@ class RequestId:
             body = error_body("internal error", kind="server_error")
             await JSONResponse(body, status_code=500)(scope, receive, send_with_id)
         finally:
-            _write_line(scope, status or CLIENT_LEFT, time.monotonic() - began_s)
-            self._on_reply(status or CLIENT_LEFT)
+            if has_left or not status:  # what is sent then, nobody gets
+                status = CLIENT_LEFT
+            _write_line(scope, status, time.monotonic() - began_s)
+            self._on_reply(status)
             current_request_id.reset(token)
 
 

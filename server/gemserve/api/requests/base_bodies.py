@@ -56,6 +56,7 @@ MAX_STOP_CHARS = 1000  # of each stop string
 MAX_BIASES = 1024
 MAX_PRIORITY = 100  # and the lowest is -100
 MAX_SALT_CHARS = 512
+MAX_IGNORED_CHARS = 4096  # of a text without effect: it is kept until the reply has ended
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGPROBS = 20
 MOST_PROTECTED = Field(max_length=1024, fail_fast=True)  # messages, or documents
@@ -74,6 +75,7 @@ MaxSeconds = Annotated[
 NumCandidates = Annotated[int, Field(ge=1, le=MOST_CANDIDATES), INTEGRAL]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 FEW = Field(max_length=128, fail_fast=True)  # of a list that is only checked
+Ignored = Annotated[str, Field(max_length=MAX_IGNORED_CHARS)]
 S = TypeVar("S")
 T = TypeVar("T")
 # Tags of unions are no names of fields, so that paths in errors leave them out.
@@ -227,12 +229,12 @@ class CacheOptions(Body):
 
 
 class FieldsWithoutEffect(Body):
-    user: str | None = None
-    metadata: dict[str, str] | None = None
+    user: Ignored | None = None
+    metadata: Annotated[dict[Ignored, Ignored], FEW] | None = None
     store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    service_tier: Ignored | None = None
+    safety_identifier: Ignored | None = None
+    prompt_cache_key: Ignored | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: CacheOptions | None = None
 
@@ -284,7 +286,7 @@ class JsonSchema(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: str | None = None
+    description: Ignored | None = None
     strict: bool | None = None
 
 

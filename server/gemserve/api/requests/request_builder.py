@@ -123,6 +123,8 @@ class RequestBuilder:
                 f"top_logprobs={body.top_logprobs}: needs logprobs=true", param="top_logprobs"
             )
         rules = chat_call_rules(body)
+        # before the texts are tokenized: of a schema that is new, all of this is done once more
+        grammar = answer_grammar(answer_format(body), body.tools or (), rules, self.grammars)
         messages = [message.plain for message in body.messages]
         prompt = self._chat_prompt(
             messages,
@@ -141,7 +143,7 @@ class RequestBuilder:
             DEFAULT_CHAT_TOKENS,
             adapter=adapter,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=answer_grammar(answer_format(body), body.tools or (), rules, self.grammars),
+            grammar=grammar,
             is_chat=True,
         )
         variables = body.chat_template_kwargs

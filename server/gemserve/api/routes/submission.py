@@ -106,9 +106,10 @@ class Preparing:
 
     @contextmanager
     def one_more(self, engine: Engine, tenant: bytes) -> Iterator[None]:
-        """Raises `QueueFull` if there would be no place for this one after the others."""
+        """Raises `QueueFull` if there would be no place for this one beside the others."""
         own = self._requests.of(tenant)
-        engine.check_room(own + 1, tenant=tenant, of_others=self._requests.used - own)
+        of_others = self._requests.used - own
+        engine.check_room(tenant=tenant, on_their_way=own, of_others=of_others)
         with self._requests.one_more(tenant):
             yield
 
@@ -344,8 +345,9 @@ class _BegunInTime(Generic[ResultT]):
 
 
 async def read_body(http: Request) -> bytes:
+    """The whole body, which nothing else keeps: `Request.body` would, until the reply has ended."""
     try:
-        return await http.body()
+        return b"".join([piece async for piece in http.stream()])
     except ClientDisconnect as error:
         raise HTTPException(499, "the client left") from error  # nobody reads it
 

@@ -49,13 +49,15 @@ _OPERATIONS = {
 def open_traces(otel: Switch, environment: Mapping[str, str] = os.environ) -> Traces | None:
     """Traces that go where `environment` says. None: none are wanted.
 
-    Raises `ConfigError` if they are wanted and the packages are not installed.
+    Raises `ConfigError` if they are wanted and the packages are not installed, or if they are to
+    leave in another way than by OTLP over HTTP.
     """
     is_disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if otel == "off" or is_disabled or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     if otel == "auto" and not any(environment.get(name) for name in VARIABLES):
         return None
+    _check_way_out(environment)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -78,6 +80,19 @@ def open_traces(otel: Switch, environment: Mapping[str, str] = os.environ) -> Tr
     provider = TracerProvider(resource=Resource.create(attributes))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Traces(provider)
+
+
+def _check_way_out(environment: Mapping[str, str]) -> None:
+    """Refuse what would silently be something else: the only exporter here is OTLP over HTTP."""
+    if (exporter := environment.get("OTEL_TRACES_EXPORTER") or "otlp") != "otlp":
+        raise ConfigError(f"OTEL_TRACES_EXPORTER={exporter}: must be otlp or none")
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if protocol := environment.get(name):
+            if protocol != "http/protobuf":
+                raise ConfigError(
+                    f"{name}={protocol}: must be http/protobuf (collectors have port 4318 for it)"
+                )
+            return  # the first one counts
 
 
 class HideSecrets(logging.Filter):

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from gemserve.contract.events import Finished
 from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio
-LATE = Finished(reason="error", completion_tokens=0, error="too late", is_unread=True)
+LATE = Finished(
+    reason="error", completion_tokens=0, error="too late", is_unread=True, late="not_begun"
+)
 MESSAGES = "/v1/messages"
 TIMEOUT = "X-Request-Timeout"
 
@@ -42,6 +45,15 @@ async def test_it_is_a_503_with_retry_after(api: Api, core: FakeCore) -> None:
     assert int(reply.headers["retry-after"]) >= 1
     metrics = await api.metrics()
     assert metrics['admission_rejections_total{reason="queue_full"}'] == 1
+
+
+async def test_a_fault_is_not_told_as_load(api: Api, core: FakeCore) -> None:
+    """Whatever failed before anything was read was a 503 of a full queue."""
+    core.script = (replace(LATE, error="boom", late=None),)
+    reply = await api.post(CHAT)
+    assert reply.status_code == 500
+    assert reply.json()["error"]["code"] == "engine_error"
+    assert "boom" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, "/v1/responses", "/api/chat"])

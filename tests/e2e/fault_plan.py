@@ -29,10 +29,12 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 class FaultPlan:
     """One fault. It strikes while it is armed, at most `limit` times.
 
-    `passes`: the greenlets in which the victim's prompt is read. `numbers`: the victim's sequences.
+    `token`: one that every chunk of the victim's prompt has, and no other prompt. `passes`: the
+    greenlets in which the victim's prompt is read. `numbers`: the victim's sequences.
     """
 
     fault: str
+    token: int
     limit: int = 1_000_000
     is_armed: bool = False
     num_struck: int = 0

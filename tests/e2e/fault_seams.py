@@ -25,7 +25,6 @@ from gemserve.prompting import prompt
 from tests.e2e.fault_plan import FaultPlan, Seam
 
 VICTIM_WORD = "zebra"  # every chunk of the victim's prompt has it
-VICTIM_TOKEN = 1564
 VICTIM_SEED = 4711
 VICTIM_STOP = "@victim@"
 
@@ -39,12 +38,12 @@ def _has_word(plan: FaultPlan, tokenizer: Any, text: str, **_: Any) -> bool:
 
 
 def _has_token(plan: FaultPlan, model: Any, ids: Iterable[int], **_: Any) -> bool:
-    return VICTIM_TOKEN in ids
+    return plan.token in ids
 
 
 def _notes_pass(plan: FaultPlan, model: Any, ids: Iterable[int], **_: Any) -> bool:
     """No fault: it notes in which greenlet the victim's prompt is read."""
-    if VICTIM_TOKEN in ids:
+    if plan.token in ids:
         plan.passes.add(getcurrent())
     return False
 

@@ -1,12 +1,14 @@
 """A server of a tiny model on a real socket, with everything that a fault may strike, and requests.
 
 It has adapters, a document cache with a folder, and upper layers that rest on the host.
+`GEMSERVE_TEST_MODEL` names another model, which is loaded as a server loads it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import struct
 import threading
@@ -23,16 +25,17 @@ import torch
 
 from gemserve.api.app import create_app
 from gemserve.api.serving import Serving, build_serving
-from gemserve.config import EngineConfig, ServerConfig
+from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.engine.core import Core
 from gemserve.http_server.draining_server import HttpServer, http_server
-from gemserve.model.loading.loader import place
+from gemserve.model.loading.loader import load, place
 from tests import adapters, models
 from tests.cores import core_over
 from tests.e2e.fault_seams import VICTIM_SEED, VICTIM_STOP, VICTIM_WORD
 from tests.fakes import CHAT, COMPLETIONS, wait_for
 
 MODEL = "tiny"
+REAL_MODEL = os.environ.get("GEMSERVE_TEST_MODEL")
 WORDS = ("duck", "mosaic", "cave", "ivory", "piano", "round", "album", "rocket", "winter", "wolf")
 Json = dict[str, Any]
 
@@ -96,6 +99,7 @@ class World:
     serving: Serving
     core: Core
     adapter_dir: Path
+    victim_token: int  # one that every chunk of the victim's prompt has, and no other prompt
 
     @property
     def url(self) -> str:
@@ -137,12 +141,16 @@ class World:
 
 @contextmanager
 def world(folder: Path, tokenizer: Any) -> Iterator[World]:
-    # three layers share two places, so that every pass copies
-    model = place(models.build("llama"), torch.device("cpu"), 3)
+    if REAL_MODEL is None:
+        # three layers share two places, so that every pass copies
+        model = place(models.build("llama"), torch.device("cpu"), 3)
+    else:
+        loaded = load(ModelConfig(model=REAL_MODEL, device="cpu"))
+        model, tokenizer = loaded.model, loaded.tokenizer
     config = EngineConfig(
         filter_layer=0,
         filter_min_tokens=64,
-        kv_memory_bytes=32 << 20,
+        kv_memory_bytes=32 << 20 if REAL_MODEL is None else 1 << 30,
         min_chunk_tokens=64,
         max_chunk_tokens=160,
         cache_dir=str(folder / "cache"),
@@ -160,7 +168,8 @@ def world(folder: Path, tokenizer: Any) -> Iterator[World]:
     wait_for(lambda: server.started, 20)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield World(port, server, serving, core, adapter_dir)
+        token = tokenizer.encode(f" {VICTIM_WORD}")[-1]
+        yield World(port, server, serving, core, adapter_dir, token)
     finally:
         serving.engine.stop()
         server.should_exit = True

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -28,7 +29,7 @@ from tests.e2e.fault_world import (
     ask_by_socket,
     world,
 )
-from tests.fakes import COMPLETIONS
+from tests.fakes import COMPLETIONS, wait_for
 
 ERROR, ANSWER = "error", "answered"
 # seam: fault: how the victim ends
@@ -179,10 +180,16 @@ def test_a_disk_that_hangs_costs_a_prompt_only_time(
     try:
         assert asyncio.run(alone(served, COMPLETIONS, VICTIM)) == recorded[""]
         assert not gate.is_set()
-        assert cache._bytes_per_s == 0  # from now on everything is computed
+        assert cache._bytes_per_s == 0  # everything is computed
+        monkeypatch.setattr(disk, "_FORGET_S", 0.0)
+        assert asyncio.run(alone(served, COMPLETIONS, VICTIM)) == recorded[""]
+        assert cache._bytes_per_s == 0  # as long as the reading hangs
     finally:
         gate.set()
-        cache._bytes_per_s = speed
+    wait_for(lambda: not cache._threads.is_reading, 20)
+    prepare(served, "cache read")
+    assert asyncio.run(alone(served, COMPLETIONS, VICTIM)) == recorded[""]
+    assert cache._bytes_per_s == pytest.approx(speed, rel=0.99)
     served.assert_nothing_is_held()
 
 
@@ -192,7 +199,7 @@ def test_a_client_that_fails_takes_nobody_with_it(
 ) -> None:
     """The seam "client socket": sending to it fails, it resets its connection, or it is slow."""
     served.empty_caches()
-    plan = FaultPlan("exception", limit=int(fault == "exception"))
+    plan = FaultPlan("exception", served.victim_token, limit=int(fault == "exception"))
     others: list[Outcome] = []
     body = {**VICTIM, "max_tokens": 8 if fault == "delay" else 1000}
     with CLIENT_SOCKET.replaced(plan):
@@ -209,9 +216,9 @@ def test_a_fault_ends_one_request_at_most(
 ) -> None:
     prepare(served, seam)
     body, expected = victim_of(served, seam), recorded[seam if seam in FIELDS else ""]
-    plan = FaultPlan(fault, limit=SEAMS[seam].limit)
+    plan = FaultPlan(fault, served.victim_token, limit=SEAMS[seam].limit)
     others: list[Outcome] = []
-    notes = FaultPlan("none", is_armed=True, passes=plan.passes, numbers=plan.numbers)
+    notes = replace(plan, fault="none", is_armed=True)
     with SEAMS[seam].replaced(plan), NOTES_PASS.replaced(notes), NOTES_TASK.replaced(notes):
         outcome = asyncio.run(strike(served, plan, body, others))
     assert plan.num_struck, "the fault has not struck"

@@ -319,6 +319,19 @@ def test_loading_that_would_take_longer_is_not_begun(
     core.close()
 
 
+def test_what_was_cancelled_is_not_held(tmp_path: Path) -> None:
+    """Its adapter stayed in memory until the next request came."""
+    write_segments(tmp_path)
+    core = disk_core(tmp_path)
+    job = core.add(asked(OTHER))
+    core.step()
+    core.cancel(job)
+    run(core)
+    assert core._disk is not None
+    assert not core._disk._readers
+    core.close()
+
+
 def run(core: Core) -> list[Event]:
     """All events until nothing is left to do."""
     events: list[Event] = []

@@ -78,7 +78,7 @@ class Finished:
     accepted_tokens: int = 0  # of these
     error: str | None = None  # set exactly if the reason is `error`
     is_unread: bool = False  # nothing of its prompt was read
-    late: Lateness | None = None  # set by the API
+    late: Lateness | None = None
     retry_after_s: int | None = None  # set by the API if it has waited too long
     stop: str | None = None  # the stop string that ended the answer, if one did
     attention: AnswerAttention | None = None  # if the request asks for it

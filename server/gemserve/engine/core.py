@@ -380,6 +380,7 @@ class Core:
         id is never used again.
         """
         self._scheduler.forget_documents(ids)
+        self._idle.forget(ids)
         if self._disk is not None:
             self._disk.forget(ids)
         self._runner.change_memory(self._pool.take_changes())
@@ -487,9 +488,14 @@ class Core:
         is_watched = job.sequence.plan.answer_layer is not None
         if not isinstance(event, Finished) or drawn is None or not is_watched:
             return event
+        found = None
         answer = [*job.sequence.generated, *(each.token for each in drawn)]
-        offsets = token_offsets(self.tokenizer, answer, self._markers_of(job.request))
-        found = self._runner.watched_answer(job.sequence.order, offsets)
+        try:
+            offsets = token_offsets(self.tokenizer, answer, self._markers_of(job.request))
+        except Exception as error:
+            log.warning("request %s: no attention of its answer: %s", job.request.request_id, error)
+        else:
+            found = self._runner.watched_answer(job.sequence.order, offsets)
         self._internal_errors["answer_attention"] += found is None
         return replace(event, attention=found)
 
@@ -551,7 +557,8 @@ class Core:
             if job.started_s is None and waited_s > sequence.request.begin_within_s:
                 self._scheduler.finish(sequence)
                 error = f"its reading had not begun after {waited_s:.1f} s"
-                emitted.append((job, self._events.finished(job, "error", 0, error)))
+                end = self._events.finished(job, "error", 0, error)
+                emitted.append((job, replace(end, late="not_begun")))
         if emitted:
             self._runner.change_memory(self._pool.take_changes())
             self._forget_finished(emitted)

@@ -16,7 +16,7 @@ from gemserve.contract.events import (
     SegmentsRead,
     TextDelta,
 )
-from gemserve.contract.filter_plan import SummaryArrays
+from gemserve.contract.filter_plan import KeysRead, QueriesRead, SummaryArrays
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 from gemserve.contract.scores import FilterScores
@@ -42,7 +42,9 @@ class EventMaker:
         now_s = time.monotonic()
         if plan.chunk is not None:
             job = jobs[plan.chunk.sequence]
-            emitted += [(job, event) for event in self._of_first_step(job, out.started_s)]
+            if job.started_s is None:
+                job.started_s = out.started_s
+                emitted += _made(job, out, partial(_of_first_step, job, out.started_s))
         for number, kept in out.kept.items():
             job = jobs[number]
             emitted += _made(job, out, partial(self._of_choice, job, kept, now_s))
@@ -50,13 +52,12 @@ class EventMaker:
             emitted.append((jobs[number], PromptScored(logprobs)))
         for number, summaries in out.summarized.items():
             job = jobs[number]
-            read = _segments_read(job, summaries)
-            emitted.append((job, replace(self.finished(job, "stop", 0), segments_read=read)))
+            emitted += _made(job, out, partial(self._of_summaries, job, summaries))
         for number, vectors in out.vectors.items():
             job = jobs[number]
-            emitted.append((job, replace(self.finished(job, "stop", 0), vectors=vectors)))
+            emitted += _made(job, out, partial(self._of_vectors, job, vectors))
         for number in out.evicted:
-            emitted.append((jobs[number], _filtered(jobs[number], None, now_s)))
+            emitted += _made(jobs[number], out, partial(_of_eviction, jobs[number], now_s))
         for row in plan.decodes:
             jobs[row.sequence].num_proposed += len(row.proposed)
         for number, drawn in out.drawn.items():
@@ -71,7 +72,10 @@ class EventMaker:
     def of_decided(self, job: Job) -> list[Event]:
         """All events of a request for a selection that needs no pass."""
         job.started_s = time.monotonic()
-        filtered = _filtered(job, job.sequence.chosen, job.started_s)
+        try:
+            filtered = _filtered(job, job.sequence.chosen, job.started_s)
+        except Exception as error:
+            return [self.finished(job, "error", 0, _message(_described(error), job.request))]
         return [replace(filtered, ids=job.sequence.ids), self.finished(job, "stop", 0)]
 
     def finished(
@@ -92,16 +96,12 @@ class EventMaker:
             is_unread=job.started_s is None,
         )
 
-    def _of_first_step(self, job: Job, started_s: float) -> list[Event]:
-        """The report of a filter that has decided without a pass, in the first step of a prompt."""
-        if job.started_s is not None:
-            return []
-        job.started_s = started_s
-        if job.sequence.is_read_from_cache:
-            job.reason = "cached"
-        if job.reason is None and job.sequence.chosen is None:
-            return []
-        return [_filtered(job, job.sequence.chosen, started_s)]
+    def _of_summaries(self, job: Job, summaries: tuple[SummaryArrays, ...]) -> list[Event]:
+        read = _segments_read(job, summaries)
+        return [replace(self.finished(job, "stop", 0), segments_read=read)]
+
+    def _of_vectors(self, job: Job, vectors: KeysRead | QueriesRead) -> list[Event]:
+        return [replace(self.finished(job, "stop", 0), vectors=vectors)]
 
     def _of_choice(self, job: Job, kept: Kept, now_s: float) -> list[Event]:
         """The report of what a filter pass chose. The job's `reason` is set if it chose more.
@@ -164,13 +164,28 @@ class EventMaker:
 def _made(job: Job, out: RunOutput, make: Callable[[], list[Event]]) -> Emitted:
     """The events that `make` returns. If it fails, for example in the tokenizer, so does the job.
 
-    It fails alone: the step has results of others, too.
+    It fails alone: the step has results of others, too. What has failed has no further events.
     """
+    if job.sequence.order in out.failures:
+        return []
     try:
         return [(job, event) for event in make()]
     except Exception as error:
-        out.failures[job.sequence.order] = f"{type(error).__name__}: {error}"
+        out.failures[job.sequence.order] = _described(error)
         return []
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _of_first_step(job: Job, started_s: float) -> list[Event]:
+    """The report of a filter that has decided without a pass, in the first step of a prompt."""
+    if job.sequence.is_read_from_cache:
+        job.reason = "cached"
+    if job.reason is None and job.sequence.chosen is None:
+        return []
+    return [_filtered(job, job.sequence.chosen, started_s)]
 
 
 def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
@@ -185,6 +200,10 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )
+
+
+def _of_eviction(job: Job, now_s: float) -> list[Event]:
+    return [_filtered(job, None, now_s)]
 
 
 def _filtered(

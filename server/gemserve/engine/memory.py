@@ -8,9 +8,9 @@ place, and its last units are free at once. When free units are scattered, `comp
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gemserve.kv_layout import WindowRoom
@@ -207,7 +207,9 @@ class MemoryPool:
         self.num_changes += 1
         span.references -= 1
         if span.references == 0:
-            self._spans.remove(span)
+            index = bisect_left(self._spans, span)
+            assert self._spans[index] is span
+            del self._spans[index]
             self._used -= span.size
             self._wipe(span, span.start, span.size)
 
@@ -218,12 +220,12 @@ class MemoryPool:
         and nothing has moved, if some of `fixed`, which must stay, are in the way.
         """
         assert size <= self.free
-        move = self._cheapest_move(size, frozenset(map(id, fixed)))
+        move = _cheapest_move(self._spans, self.capacity, size, frozenset(map(id, fixed)))
         if move is None:
             return False
         first, last = move
-        end = self._end_of(first - 1)
-        old_end = self._end_of(last)
+        end = _end_of(self._spans, first - 1)
+        old_end = _end_of(self._spans, last)
         is_private = False
         for span in self._spans[first : last + 1]:
             if span.start != end:
@@ -235,41 +237,17 @@ class MemoryPool:
             self._changes.append(Wipe(end, old_end - end))
         return True
 
-    def num_moved(self, size: int) -> int:
-        """Units that `compact` would move for a span of `size`."""
-        first, last = self._cheapest_move(size) or (0, -1)
-        return sum(span.size for span in self._spans[first : last + 1])
+    def num_moved(self, size: int, without: Iterable[Span] = ()) -> int:
+        """Units that `compact` would move for a span of `size`, if those `without` were free."""
+        left_out = frozenset(map(id, without))
+        spans = [span for span in self._spans if id(span) not in left_out]
+        first, last = _cheapest_move(spans, self.capacity, size) or (0, -1)
+        return sum(span.size for span in spans[first : last + 1])
 
-    def _cheapest_move(
-        self, size: int, fixed: frozenset[int] = frozenset()
-    ) -> tuple[int, int] | None:
-        """The first and the last of the spans to move; they lie between gaps of `size` in all.
-
-        If one gap is long enough, the last one is before the first one. `fixed`: ids of spans that
-        must stay. None if all such gaps have one of them between them.
-        """
-        ends = [self._end_of(i - 1) for i in range(len(self._spans) + 1)]
-        starts = [span.start for span in self._spans] + [self.capacity]
-        gaps = [start - end for start, end in zip(starts, ends, strict=True)]
-        best: tuple[int, int] | None = None
-        least, first, free, moved = self.capacity + 1, 0, 0, 0
-        for last, gap in enumerate(gaps):  # gap `i` is in front of span `i`
-            free += gap
-            while free - gaps[first] >= size:
-                free -= gaps[first]
-                moved -= self._spans[first].size
-                first += 1
-            if free >= size and moved < least:
-                best, least = (first, last - 1), moved
-            if last < len(self._spans):
-                moved += self._spans[last].size
-                if id(self._spans[last]) in fixed:
-                    first, free, moved = last + 1, 0, 0
-        return best
-
-    def _end_of(self, index: int) -> int:
-        """Where the span of that index ends; 0 before the first one."""
-        return self._spans[index].start + self._spans[index].size if index >= 0 else 0
+    def in_the_way(self, size: int) -> list[Span]:
+        """The spans that `compact` would move for a span of `size` if all of them might be."""
+        first, last = _cheapest_move(self._spans, self.capacity, size) or (0, -1)
+        return self._spans[first : last + 1]
 
     def take_changes(self) -> list[Change]:
         """What must be done with the bytes since the last call. The caller does it, in order."""
@@ -299,3 +277,36 @@ class MemoryPool:
     def _wipe(self, span: Span, start: int, size: int) -> None:
         if span.is_private and size:
             self._changes.append(Wipe(start, size))
+
+
+def _cheapest_move(
+    spans: Sequence[Span], capacity: int, size: int, fixed: frozenset[int] = frozenset()
+) -> tuple[int, int] | None:
+    """The first and the last of the spans to move; they lie between gaps of `size` in all.
+
+    If one gap is long enough, the last one is before the first one. `fixed`: ids of spans that must
+    stay. None if all such gaps have one of them between them.
+    """
+    ends = [_end_of(spans, i - 1) for i in range(len(spans) + 1)]
+    starts = [span.start for span in spans] + [capacity]
+    gaps = [start - end for start, end in zip(starts, ends, strict=True)]
+    best: tuple[int, int] | None = None
+    least, first, free, moved = capacity + 1, 0, 0, 0
+    for last, gap in enumerate(gaps):  # gap `i` is in front of span `i`
+        free += gap
+        while free - gaps[first] >= size:
+            free -= gaps[first]
+            moved -= spans[first].size
+            first += 1
+        if free >= size and moved < least:
+            best, least = (first, last - 1), moved
+        if last < len(spans):
+            moved += spans[last].size
+            if id(spans[last]) in fixed:
+                first, free, moved = last + 1, 0, 0
+    return best
+
+
+def _end_of(spans: Sequence[Span], index: int) -> int:
+    """Where the span of that index ends; 0 before the first one."""
+    return spans[index].start + spans[index].size if index >= 0 else 0

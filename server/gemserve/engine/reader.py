@@ -299,7 +299,7 @@ class CoreWithReader(Core):
 
 def _read(event: Event) -> Event:
     """The event of a request whose prompt the reader has read."""
-    return replace(event, is_unread=False) if isinstance(event, Finished) else event
+    return replace(event, is_unread=False, late=None) if isinstance(event, Finished) else event
 
 
 def _merged(one: StoredDocument, other: StoredDocument) -> StoredDocument:

@@ -186,9 +186,10 @@ class EventReader:
         """
         if not isinstance(event, Finished):
             return event
+        if event.late is not None:
+            return event
         # of several choices, none is of use without the others
-        is_unread = event.is_unread and len(self.streams) == 1
-        if is_unread and (self._is_overdue or event.reason == "error"):
+        if event.is_unread and len(self.streams) == 1 and self._is_overdue:
             error = event.error or f"its reading had not begun after {self._limit}"
             return replace(event, reason="error", error=error, late="not_begun")
         if self._is_overdue:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gemserve.contract.reading_notes import CacheEntry
@@ -29,8 +29,8 @@ from gemserve.kv_layout import KVLayout
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
-# A document gives way if that spares the pool from moving this many times its size. In full memory
-# the gaps are small and many, and every request would move most of the pool.
+# A document gives way if without it the pool moves so many times its size less. What is moved is
+# copied, which takes a fraction of the time in which it was read.
 MOST_MOVED = 4
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
@@ -98,10 +98,14 @@ class CachedDocument:
 
 
 class _Holdings:
-    """The spans that some documents own, and how many of these documents own each."""
+    """The spans that some documents own, and how many of these documents own each.
+
+    A span's owners are of one tenant. `units`: of all of them, and of each tenant.
+    """
 
     def __init__(self) -> None:
         self.units = 0  # each span counts once
+        self.units_of: Counter[bytes] = Counter()
         self._spans: dict[int, tuple[Span, int]] = {}
 
     def count(self, span: Span) -> int:
@@ -111,7 +115,9 @@ class _Holdings:
         for span in document.spans:
             count = self.count(span)
             self._spans[id(span)] = span, count + 1
-            self.units += 0 if count else span.size
+            if not count:
+                self.units += span.size
+                self.units_of[document.key.tenant] += span.size
 
     def remove(self, document: CachedDocument) -> None:
         for span in document.spans:
@@ -120,6 +126,9 @@ class _Holdings:
             if not count:
                 del self._spans[id(span)]
                 self.units -= span.size
+                self.units_of[document.key.tenant] -= span.size
+        if not self.units_of[document.key.tenant]:
+            del self.units_of[document.key.tenant]
 
     def without(self, kept: Iterable[CachedDocument]) -> list[Span]:
         """The spans that no document of `kept` and nobody else owns."""
@@ -136,7 +145,9 @@ class DocumentCache:
         self.num_changes = 0  # what `find` and `stored` have returned holds until this changes
         self._pool = pool
         self._limit = limit
-        self._documents: list[CachedDocument] = []
+        self._documents: dict[CachedDocument, None] = {}
+        # of each tenant, pinned or not; what was used last is the last one
+        self._by_use: dict[tuple[bytes, bool], dict[CachedDocument, None]] = {}
         self._segments: dict[tuple[CacheKey, bytes], CachedDocument] = {}
         self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
@@ -152,7 +163,7 @@ class DocumentCache:
 
     @property
     def documents(self) -> Sequence[CachedDocument]:
-        return self._documents
+        return [*self._documents]
 
     @property
     def pinned(self) -> int:
@@ -247,7 +258,7 @@ class DocumentCache:
         share.span.is_private |= bool(ids)
         share.span.ids |= frozenset(ids)
         document = CachedDocument(key, tokens, (share,), frozenset(ids), name=name)
-        self._documents.append(document)
+        self._documents[document] = None
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
@@ -341,7 +352,7 @@ class DocumentCache:
             share.span.is_private |= bool(all_ids)
         shares[-1].span.ids |= all_ids  # the others' tokens were there before
         document = CachedDocument(key, tokens, shares, all_ids, num_stable=num_stable)
-        self._documents.append(document)
+        self._documents[document] = None
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
@@ -403,20 +414,33 @@ class DocumentCache:
         """Evict while the pool would move too much to have `needed` free units in one place."""
         while self._pool.free >= needed:
             oldest = self._oldest(spared, coming=(tenant, needed))
-            if oldest is None or self._pool.num_moved(needed) <= MOST_MOVED * oldest.units:
+            if oldest is None:
+                return
+            own = self._held.without(d for d in self._documents if d is not oldest)
+            spared_moves = self._pool.num_moved(needed) - self._pool.num_moved(needed, without=own)
+            if spared_moves <= MOST_MOVED * sum(span.size for span in own):
                 return
             self._evict_oldest(spared, coming=(tenant, needed))
 
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         for held, documents in (
-            (self._held, self._documents),
+            (self._held, self.documents),
             (self._held_pinned, [d for d in self._documents if d.is_pinned]),
         ):
             counts = Counter(id(span) for document in documents for span in document.spans)
             units = {id(span): span.size for document in documents for span in document.spans}
             assert sum(units.values()) == held.units, (units, held.units)
             assert counts == {at: count for at, (_, count) in held._spans.items()}
+            of_tenants = {id(s): (d.key.tenant, s.size) for d in documents for s in d.spans}
+            for tenant in {tenant for tenant, _ in of_tenants.values()}:
+                sizes = [size for owner, size in of_tenants.values() if owner == tenant]
+                assert held.units_of[tenant] == sum(sizes), tenant
+        for (tenant, is_pinned), in_order in self._by_use.items():
+            assert all((d.key.tenant, d.is_pinned) == (tenant, is_pinned) for d in in_order)
+            uses = [document.last_used for document in in_order]
+            assert uses == sorted(uses)
+        assert {d for each in self._by_use.values() for d in each} == self._documents.keys()
         assert self.used <= self._limit, (self.used, self._limit)
         assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
         for document in self._documents:
@@ -450,14 +474,19 @@ class DocumentCache:
         coming: tuple[bytes, int] | None = None,
     ) -> CachedDocument | None:
         """The document that gives way next, of those that only the cache owns some memory of."""
-        able = [
-            d
-            for d in self._documents
-            if d not in spared
-            and d.is_pinned == is_pinned
-            and any(span.references == self._held.count(span) for span in d.spans)
-        ]
-        return first_to_go(self._documents, able, coming)
+        held = Counter(self._held.units_of)
+        if coming is not None:
+            held[coming[0]] += coming[1]
+        firsts = (
+            next((d for d in in_order if d not in spared and self._owns_memory(d)), None)
+            for (_, is_kept), in_order in self._by_use.items()
+            if is_kept == is_pinned
+        )
+        return first_to_go(filter(None, firsts), held)
+
+    def _owns_memory(self, document: CachedDocument) -> bool:
+        """Does the cache alone own some of its memory?"""
+        return any(span.references == self._held.count(span) for span in document.spans)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""
@@ -470,14 +499,18 @@ class DocumentCache:
             self.num_changes += 1
         if is_pinned and not document.is_pinned:
             self._held_pinned.add(document)
-            document.is_pinned = self.pinned <= self.pin_limit
-            if not document.is_pinned:
+            if self.pinned <= self.pin_limit:
+                self._take_from_order(document)
+                document.is_pinned = True
+                self._touch(document)
+            else:
                 self._held_pinned.remove(document)
             self.num_changes += 1
 
     def _drop(self, document: CachedDocument) -> None:
         document.entry.is_dropped = True
-        self._documents.remove(document)
+        del self._documents[document]
+        self._take_from_order(document)
         if self.find_segment(document.key, document.name or b"") is document:
             del self._segments[document.key, document.name or b""]
         self._held.remove(document)
@@ -491,21 +524,23 @@ class DocumentCache:
         self._clock += 1
         document.last_used = self._clock
         document.used_s = time.monotonic()
+        if not document.is_dropped:
+            in_order = self._by_use.setdefault((document.key.tenant, document.is_pinned), {})
+            in_order.pop(document, None)
+            in_order[document] = None
+
+    def _take_from_order(self, document: CachedDocument) -> None:
+        order = document.key.tenant, document.is_pinned
+        del self._by_use[order][document]
+        if not self._by_use[order]:
+            del self._by_use[order]
 
 
-def first_to_go(
-    documents: Collection[CachedDocument],
-    able: Collection[CachedDocument],
-    coming: tuple[bytes, int] | None = None,
-) -> CachedDocument | None:
+def first_to_go(able: Iterable[CachedDocument], held: Mapping[bytes, int]) -> CachedDocument | None:
     """Of those that are `able`, the least recently used one of the tenant that holds most.
 
-    `documents`: all that are held. `coming`: a tenant, and how many units it is about to get.
+    `held`: units of each tenant, with those that it is about to get.
     """
-    held: Counter[bytes] = Counter()
-    spans = {id(s): (d.key.tenant, s.size) for d in documents for s in d.spans}
-    for tenant, size in [*spans.values(), *([] if coming is None else [coming])]:
-        held[tenant] += size
     return max(able, key=lambda d: (held[d.key.tenant], -d.last_used), default=None)
 
 

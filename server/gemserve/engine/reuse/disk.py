@@ -44,6 +44,7 @@ _GROUPS_AHEAD = 1  # groups of segments that are loaded while a pass reads anoth
 _OVERHEAD_S = 0.03  # of a load: until its sequence goes on
 _STALL_S = 10.0  # without a block, after which the disk counts as broken
 _PAUSE_S = 60.0  # without writing, after an error: a disk that is full may have room again
+_FORGET_S = 600.0  # without a load, after which a disk counts as fast as it was at the start
 _LONGEST_TURN_S = 0.5  # that counts as waiting: a process that was stopped has not waited
 
 
@@ -154,6 +155,7 @@ class DiskCache:
         self._identity, self._seconds_per_cost = identity, seconds_per_cost
         self._threads = CacheThreads(folder.key)
         self._bytes_per_s = folder.bytes_per_s
+        self._measured_s = time.monotonic()  # when
         self._loads: list[PassLoad | SegmentLoad] = []
         self._readers: list[SegmentReader] = []
         self._save: FileSave | None = None
@@ -168,7 +170,8 @@ class DiskCache:
     def has_work(self) -> bool:
         """Is something being read or written, or waiting for that?"""
         is_unseen = self._can_write and self._seen_changes != self._cache.num_changes
-        return bool(self._loads or self._save is not None or is_unseen)
+        # whoever reads no more is let go by `work`
+        return bool(self._loads or self._readers or self._save is not None or is_unseen)
 
     @property
     def _can_write(self) -> bool:
@@ -265,6 +268,9 @@ class DiskCache:
     def _is_worth(self, num_bytes: int, flops: float, overhead_s: float) -> bool:
         """Are so many bytes read faster than what they hold is computed?"""
         pace = self._seconds_per_cost() or self.folder.seconds_per_cost
+        is_old = time.monotonic() - self._measured_s >= _FORGET_S
+        if is_old and not self._threads.is_reading:  # it may have been busy, or have stalled once
+            self._bytes_per_s = self.folder.bytes_per_s
         if pace is None or not self._bytes_per_s:
             return False
         return num_bytes / self._bytes_per_s + overhead_s < pace * flops
@@ -406,6 +412,7 @@ class DiskCache:
         elif load.num_bytes:
             seconds = max(1e-6, load.taken_s)
             self._bytes_per_s += 0.2 * (load.num_bytes / seconds - self._bytes_per_s)
+            self._measured_s = time.monotonic()
             self.folder.touch(load.info)
         if isinstance(load, SegmentLoad):
             self._end_segment(load, error is None)
@@ -439,10 +446,11 @@ class DiskCache:
         if self._stalled_s < _STALL_S:
             return
         log.warning(
-            "document cache: the disk is not used any more: nothing came from it for %g s",
+            "document cache: the disk is not used for %g s: nothing came from it for %g s",
+            _FORGET_S,
             _STALL_S,
         )
-        self._bytes_per_s = 0.0
+        self._bytes_per_s, self._measured_s = 0.0, now_s
         for load in list(self._loads):
             self._cancel_load(load)
 

@@ -23,7 +23,7 @@ class FileLoad:
     """A file whose first `num_tokens` tokens are read, from `block` on.
 
     The reader puts the blocks into `ready`, and after the last one None, or what went wrong.
-    `taken_s`: how long it has read, set before that.
+    `taken_s`: how long the disk took, without waiting until somebody takes what was read.
     """
 
     info: FileInfo
@@ -55,10 +55,14 @@ class FileSave:
 
 
 class CacheThreads:
-    """`changed` is set when a thread has done something that the engine may wait for."""
+    """`changed` is set when a thread has done something that the engine may wait for.
+
+    `is_reading`: a file is being read.
+    """
 
     def __init__(self, key: bytes) -> None:
         self.changed = threading.Event()
+        self.is_reading = False
         self._key = key
         self._loads: SimpleQueue[FileLoad | None] = SimpleQueue()
         self._saves: SimpleQueue[FileSave | None] = SimpleQueue()
@@ -87,17 +91,20 @@ class CacheThreads:
             if load.is_cancelled:
                 continue
             end: Exception | None = None
-            started_s = time.perf_counter()
+            self.is_reading = True
             try:
                 with open(load.info.path, "rb", opener=open_plain) as file:
                     for block in range(load.block, load.info.num_blocks):
                         if load.info.tokens_of(block)[0] >= load.num_tokens:
                             break
-                        if not self._hand_over(load, read_block(file, load.info, block)):
+                        began_s = time.perf_counter()
+                        read = read_block(file, load.info, block)
+                        load.taken_s += time.perf_counter() - began_s
+                        if not self._hand_over(load, read):
                             break
             except Exception as error:
                 end = error
-            load.taken_s = time.perf_counter() - started_s
+            self.is_reading = False
             self._hand_over(load, end)
 
     def _hand_over(self, load: FileLoad, item: bytearray | Exception | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gemserve.contract.filter_options import FilterParams
@@ -59,6 +60,12 @@ class IdleReading:
         self._asked[sequence.order] = Asked(request)
         while len(self._asked) > _MOST_REMEMBERED:
             self._asked.popitem(last=False)
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Forget the prompts that contain these stored documents."""
+        for number, asked in list(self._asked.items()):
+            if not set(ids).isdisjoint(asked.request.documents):
+                del self._asked[number]
 
     def next_request(self) -> Request | None:
         """A request that reads the document asked about last, and draws one token; None: none."""

@@ -82,7 +82,7 @@ class Scheduler:
         self.begin_load: Callable[[LiveSequence, int], object] = lambda sequence, num_cached: None
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
-        self._awaits_compaction = False
+        self._in_the_way: set[int] = set()  # ids of spans that must move for a waiting request
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -180,8 +180,7 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
             assert not sequence.shared or sequence.state is State.FILTERING
-            owned += [sequence.memory, *(share.span for share in sequence.shared)]
-            owned += [share.span for share in found_segments(sequence)]
+            owned += _spans_of(sequence)
             needed = sequence.kept_units(self._layout)
             if sequence.is_reading:
                 needed = sequence.reserved_units(self._layout, sequence.num_shared)
@@ -214,14 +213,14 @@ class Scheduler:
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
         tenant has its part. Scattered free units are made one by compaction. What passes that have
-        begun hold views of stays in its place; if it is in the way, they are finished first. A step
-        copies one document at most, so that nobody's next token waits for several. `taken`: what
-        will be copied, to which this adds. `is_shared`: there are several tenants, so that none may
-        hold all of the memory.
+        begun hold views of stays in its place; if it is in the way, their chunks are finished
+        first, and what else is in the way begins none. A step copies one document at most, so that
+        nobody's next token waits for several. `taken`: what will be copied, to which this adds.
+        `is_shared`: there are several tenants, so that none may hold all of the memory.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
-        self._awaits_compaction = False
+        self._in_the_way.clear()
         if not self.waiting or len(self.running) >= self._max_running:
             return
         capacity = self.pool.capacity if is_shared else None
@@ -252,8 +251,10 @@ class Scheduler:
             span = self.pool.allocate(size)
             if span is None:
                 if not self.pool.compact(size, self._spans_of_open_passes()):
-                    self._awaits_compaction = True
-                    break
+                    self._in_the_way.update(map(id, self.pool.in_the_way(size)))
+                    if sequence.times_passed >= MAX_TIMES_PASSED:
+                        break
+                    continue
                 span = self.pool.allocate(size)
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
@@ -273,9 +274,7 @@ class Scheduler:
     def _spans_of_open_passes(self) -> Iterator[Span]:
         for sequence in self.running:
             if sequence.open_tokens:
-                yield sequence.memory
-                yield from (share.span for share in sequence.shared)
-                yield from (share.span for share in found_segments(sequence))
+                yield from _spans_of(sequence)
 
     def _awaits_leader(self, sequence: LiveSequence) -> bool:
         """Is another's pass under way that will leave what this one needs?"""
@@ -366,8 +365,12 @@ class Scheduler:
             for s in self.running
             if s.state in reading and not s.is_loading and not s.awaits_source and not s.is_awaiting
         ]
-        if self._awaits_compaction:
-            unfinished = [s for s in unfinished if s.open_tokens]
+        if self._in_the_way:
+            unfinished = [
+                s
+                for s in unfinished
+                if s.open_tokens or self._in_the_way.isdisjoint(map(id, _spans_of(s)))
+            ]
         if not unfinished:
             return None
         sequence = self._reading.choose(unfinished)
@@ -488,6 +491,13 @@ class Scheduler:
         for share in sequence.shared:
             self.pool.release(share.span)
         sequence.shared = ()
+
+
+def _spans_of(sequence: LiveSequence) -> Iterator[Span]:
+    """What a pass over a running sequence's prompt holds views of."""
+    yield sequence.memory
+    yield from (share.span for share in sequence.shared)
+    yield from (share.span for share in found_segments(sequence))
 
 
 def _decode_row(sequence: LiveSequence) -> DecodeRow:

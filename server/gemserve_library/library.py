@@ -388,6 +388,7 @@ class Library:
         is_good = np.array(
             [self._is_whole(generation, records, *map(int, row)) for row in table[:, 3:6]], np.bool_
         )
+        self._checked &= {(generation, start) for start in table[:, 3].tolist()}
         counts = np.where(is_good, table[:, 4], 0)
         bad = sorted({int(number) for number in table[~is_good, 1]})
         self.damaged = tuple(

@@ -14,7 +14,7 @@ import pytest
 
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryBusy
-from gemserve_library.api.uploads import Turn
+from gemserve_library.api.uploads import Turn, Upload, Uploads
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.worlds import paragraphs
 
@@ -59,10 +59,25 @@ async def test_few_libraries_are_held_open(
         for number in range(8):
             await make_library(client, f"n{number}")
             await add(client, f"n{number}", "ferry.md", "The ferry leaves at nine.", wait=True)
+        forgotten = {*core._scheduler.cache._forgotten}
         for number in (*range(8), 0, 7):
             reply = await ask_of_ferry(client, [f"n{number}"], candidates=1)
             assert reply.json()["filter"]["searched"]["windows"] == 1
         assert len(list(Path("/proc/self/fd").iterdir())) < held + 16
+        # what was forgotten is never cached again
+        assert core._scheduler.cache._forgotten.keys() == forgotten
+        await client.delete("/v1/libraries/n0")
+        assert core._scheduler.cache._forgotten.keys() > forgotten
+
+
+def test_uploads_that_are_gone_leave_nothing() -> None:
+    """A client that makes a library for each session left an entry for each."""
+    uploads = Uploads(None, None)  # type: ignore[arg-type]
+    uploads._of[b"", "a"] = [Upload(path="a.md", num_bytes=1), Upload(path="b.md", num_bytes=1)]
+    assert uploads.cancel(b"", "a", "a.md")
+    assert [upload.path for upload in uploads.list(b"", "a")] == ["b.md"]
+    assert uploads.cancel(b"", "a")
+    assert not uploads._of
 
 
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])

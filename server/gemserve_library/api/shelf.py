@@ -29,6 +29,7 @@ from gemserve_library.vectors import NO_HEADS, VectorRequests, vector_requests
 
 _OF_KEYS = ".keys"  # a name that no library can have
 _MOST_OPEN = 32  # libraries, each with a connection and a map of its keys
+_MOST_FILES = 100_000  # of libraries that are closed, of which it is known that they were searched
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +75,8 @@ class Shelf:
         self.requests, self.tokenizer = requests, tokenizer
         self._root, self._config, self._forget = root, config, forget
         self._open: dict[tuple[bytes, str], OpenLibrary] = {}  # that was used last is the last one
+        # the files of those that were closed for others: the cache may still have what was read
+        self._closed: dict[tuple[bytes, str], frozenset[str]] = {}  # closed last is the last one
         self._lock = threading.Lock()
         for parent in (root, *(root / _OF_KEYS).glob("*")):
             sweep(parent)
@@ -255,20 +258,36 @@ class Shelf:
             opened = self._open.get((tenant, name))
             if opened is None:
                 opened = OpenLibrary(Library(folder, self.requests.identity))
+                # whatever another process removes meanwhile, the next search finds gone
+                opened.file_ids = self._closed.pop((tenant, name), frozenset())
                 self._open[tenant, name] = opened
-            oldest = next(iter(self._open)) if len(self._open) > _MOST_OPEN else None
-        if oldest is not None:
-            self._drop(*oldest)
+        self._close_oldest()
         return opened
+
+    def _close_oldest(self) -> None:
+        """Close what too many are open for. The cache keeps what it has of them."""
+        with self._lock:
+            if len(self._open) <= _MOST_OPEN:
+                return
+            key = next(iter(self._open))
+            oldest = self._open.pop(key)
+        oldest.close()
+        gone: list[str] = []
+        with self._lock:
+            self._closed[key] = oldest.file_ids
+            while sum(map(len, self._closed.values())) > _MOST_FILES:
+                gone += self._closed.pop(next(iter(self._closed)))
+        self.forget_files(gone)
 
     def _drop(self, tenant: bytes, name: str) -> None:
         with self._lock:
             opened = self._open.pop((tenant, name), None)
+            self._closed.pop((tenant, name), None)
         if opened is not None:
             self._end(opened)
 
     def _end(self, opened: OpenLibrary) -> None:
-        """Close a library, and have the document cache drop what it holds of it."""
+        """Close a library that is gone, and have the document cache drop what it holds of it."""
         opened.close()
         self.forget_files(list(opened.file_ids))
 

@@ -169,8 +169,16 @@ class Uploads:
         found = [each for each in self.list(tenant, name) if path is None or each.path == path]
         for upload in found:
             upload.is_cancelled.set()
-            self._of[tenant, name].remove(upload)
+            self._remove(tenant, name, upload)
         return bool(found)
+
+    def _remove(self, tenant: bytes, name: str, upload: Upload) -> None:
+        """List an upload no more. Idempotent."""
+        left = [each for each in self.list(tenant, name) if each is not upload]
+        if left:
+            self._of[tenant, name] = left
+        else:
+            self._of.pop((tenant, name), None)
 
     def turn(self, tenant: bytes, name: str) -> Turn:
         """Whoever has it is the only one of this server that changes the library."""
@@ -201,13 +209,12 @@ class Uploads:
                     self._add, tenant, name, upload, content, run, limiter=self._limiter
                 )
             upload.status = "ready"
-            self._of[key] = [each for each in self.list(*key) if each is not upload]
+            self._remove(*key, upload)
         except GemserveError as error:
             upload.status, upload.error = "failed", str(error)
-            uploads = self._of.get(key, [])
-            failed = [each for each in uploads if each.status == "failed"]
+            failed = [each for each in self.list(*key) if each.status == "failed"]
             for old in failed[:-_REMEMBERED]:
-                uploads.remove(old)
+                self._remove(*key, old)
         except Exception as error:
             upload.status, upload.error = "failed", f"{type(error).__name__}: {error}"
             log.exception("a file could not be read into a library")

@@ -29,9 +29,9 @@ from gemserve.kv_layout import KVLayout
 
 FEWEST_TOKENS = 256  # of a beginning that is worth keeping or taking over
 PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
-# A document gives way if without it the pool moves so many times its size less. What is moved is
-# copied, which takes a fraction of the time in which it was read.
-MOST_MOVED = 4
+# A document gives way if without it the pool moves more than so many times its size less. What is
+# moved is copied, which takes a fraction of the time in which it was read.
+MOST_MOVED = 2
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
 

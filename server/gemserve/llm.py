@@ -249,6 +249,7 @@ class LLM:
             sampling=sampling,
             filter=limits.params,
             adapter=adapter,
+            goes_on=prompt.messages is None,
         )
 
 

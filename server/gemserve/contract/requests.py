@@ -69,6 +69,7 @@ class Request:
     searched: SearchReport | None = None
     grammar: Grammar | None = None
     shows_markers: bool = False  # of calls and thinking, also those that are control tokens
+    goes_on: bool = False  # the answer's text goes on with that of the prompt
     adapter: LoadedAdapter | None = None
     begin_within_s: float = math.inf  # after so long in the engine it ends, if nothing is read
     tenant: bytes = b""  # whose prompts it may share computed keys and values with

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gemserve.decoding.markers import NO_MARKERS
 
+_MOST_SILENT = 8  # tokens that may be part of one character: it has four bytes at most
+
 
 def token_offsets(
-    tokenizer: Any, ids: Sequence[int], markers: Mapping[int, str] = NO_MARKERS
+    tokenizer: Any,
+    ids: Sequence[int],
+    markers: Mapping[int, str] = NO_MARKERS,
+    before: Sequence[int] = (),
 ) -> list[int]:
-    """Where in its text each token of an answer begins, in characters."""
-    stream = TextStream(tokenizer, (), markers)
+    """Where in its text each token of an answer begins, in characters. See `TextStream`."""
+    stream = TextStream(tokenizer, (), markers, before)
     offsets, length = [], 0
     for token_id in ids:
         offsets.append(length)
@@ -28,30 +34,34 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str], markers: Mapping[int, str] = NO_MARKERS
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        markers: Mapping[int, str] = NO_MARKERS,
+        before: Sequence[int] = (),
     ) -> None:
-        """`markers`: special tokens whose texts are shown; all others are left out."""
-        from tokenizers.decoders import DecodeStream
+        """`markers`: special tokens whose texts are shown; all others are left out.
 
+        `before`: the last tokens of a text that this one goes on with. At the beginning of a text
+        some tokenizers leave out a blank.
+        """
         self._backend = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._special = _special_ids(self._backend)
         self._markers = markers
         self._stops = [StopMatcher(each) for each in stop]
-        self._ids: list[int] = []
-        self._num_decoded = 0  # characters, before stop strings are looked for
         self._held = ""
         self.is_stopped = False
         self.stopped_by: str | None = None
+        self._begin()
+        for token_id in before:
+            self._decode(token_id)
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """Add a token; returns new final text, possibly empty. Sets `is_stopped`, `stopped_by`.
 
         Without `may_stop`, stop strings are ordinary text.
         """
-        self._ids.append(token_id)
-        new = self._stream.step(self._backend, token_id) or ""
-        self._num_decoded += len(new)
-        new += self._markers.get(token_id, "")
+        new = self._decode(token_id) + self._markers.get(token_id, "")
         if not may_stop:
             text, self._held = self._held + new, ""
             for stop in self._stops:
@@ -63,13 +73,39 @@ class TextStream:
         """The rest of the text, without an unfinished character (which would be U+FFFD)."""
         if self.is_stopped:
             return ""
-        whole: str = self._backend.decode(self._ids, skip_special_tokens=True)
-        rest = self._release(whole[self._num_decoded :].rstrip("�"))
+        rest = self._release(self._undecoded().rstrip("�"))
         if self.is_stopped:
             return rest
         rest += self._held
         self._held = ""
         return rest
+
+    def _begin(self) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._num_decoded = self._num_silent = 0  # characters of `_ids`; tokens since the last one
+
+    def _decode(self, token_id: int) -> str:
+        """The characters that a token makes whole. The stream reads what has made none each time.
+
+        So it gets no special tokens, and is not asked to make a character of many others.
+        """
+        if token_id in self._special:
+            return ""
+        self._ids.append(token_id)
+        new = self._stream.step(self._backend, token_id) or ""
+        self._num_decoded += len(new)
+        self._num_silent = 0 if new else self._num_silent + 1
+        if self._num_silent > _MOST_SILENT:
+            new = self._undecoded()
+            self._begin()
+        return new
+
+    def _undecoded(self) -> str:
+        whole: str = self._backend.decode(self._ids, skip_special_tokens=True)
+        return whole[self._num_decoded :]
 
     def _release(self, new: str) -> str:
         text = self._held + new
@@ -84,6 +120,13 @@ class TextStream:
         cut = len(text) - hold
         self._held = text[cut:]
         return text[:cut]
+
+
+@lru_cache(maxsize=8)
+def _special_ids(backend: Any) -> frozenset[int]:
+    """The tokens that no text shows."""
+    added = backend.get_added_tokens_decoder().items()
+    return frozenset(token_id for token_id, token in added if token.special)
 
 
 class StopMatcher:

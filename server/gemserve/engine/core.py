@@ -19,7 +19,7 @@ from gemserve.config import ResolvedEngineConfig
 from gemserve.contract.adapters import AdapterName
 from gemserve.contract.events import Event, Finished, LentGroups, SegmentsRead
 from gemserve.contract.requests import Request
-from gemserve.contract.scores import AnswerAttention
+from gemserve.contract.scores import MOST_ANSWER_TOKENS, AnswerAttention
 from gemserve.decoding.detokenize import TextStream, token_offsets
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.markers import NO_MARKERS, shown_markers
@@ -48,6 +48,7 @@ from gemserve.model.passes.causal_model import CausalModel
 
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
+_LAST_OF_PROMPT = 8  # tokens, more than one character has
 _LENT_WAIT_S = 0.005  # that it waits for what other engines read
 # what `internal_errors` counts besides the disk's: batches that were tried one by one, answers
 # without the attention that was asked for, and prompts that are read whole because a filter failed
@@ -340,7 +341,9 @@ class Core:
         job = Job(
             request=request,
             sequence=sequence,
-            text=TextStream(self.tokenizer, request.sampling.stop, self._markers_of(request)),
+            text=TextStream(
+                self.tokenizer, request.sampling.stop, self._markers_of(request), _before(request)
+            ),
             reason=sequence.plan.reason,
         )
         if request.selects_only and sequence.filter_layer is None:
@@ -489,9 +492,10 @@ class Core:
         if not isinstance(event, Finished) or drawn is None or not is_watched:
             return event
         found = None
-        answer = [*job.sequence.generated, *(each.token for each in drawn)]
+        answer = [*job.sequence.generated, *(each.token for each in drawn)][:MOST_ANSWER_TOKENS]
+        markers, before = self._markers_of(job.request), _before(job.request)
         try:
-            offsets = token_offsets(self.tokenizer, answer, self._markers_of(job.request))
+            offsets = token_offsets(self.tokenizer, answer, markers, before)
         except Exception as error:
             log.warning("request %s: no attention of its answer: %s", job.request.request_id, error)
         else:
@@ -606,6 +610,11 @@ def _lookup_of(
             why = "layers of this model have a sliding window or keep a recurrent state"
         raise ConfigError(f"prompt_lookup=on: {why}")
     return None
+
+
+def _before(request: Request) -> Sequence[int]:
+    """The tokens that the text of a request's answer goes on with."""
+    return request.prompt_ids[-_LAST_OF_PROMPT:] if request.goes_on else ()
 
 
 def _adapter_of(request: Request) -> Adapter:

@@ -27,7 +27,8 @@ from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.contract.requests import Request
 from gemserve.prompting.encoding import decode
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# one that is not closed is taken to its end: else each quote in it would be tried as a beginning
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*("?)', re.DOTALL)
 _FORCED = re.compile(r'\{"name": ?"([^"]*)", ?"arguments": ?(?=\{)')
 _THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _LAST_OF_PROMPT = 8  # tokens
@@ -344,4 +345,4 @@ def _without_blanks(text: str) -> tuple[str, str]:
 def _is_closed(text: str) -> bool:
     """Is every brace closed? A JSON parser would refuse deep nesting and long numbers."""
     bare = _STRING.sub("", text)
-    return '"' not in bare and bare.count("{") == bare.count("}") > 0
+    return all(_STRING.findall(text)) and bare.count("{") == bare.count("}") > 0

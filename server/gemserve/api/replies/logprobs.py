@@ -96,7 +96,10 @@ class CompletionLogprobWriter:
             # texts leave special tokens out, but an echoed prompt may spell them
             is_in_echo = self._echo.startswith(name, self._offset)
             if is_in_echo or not self._vocabulary.is_special(token):
-                self._offset += len(self._decoder.decode(self._vocabulary.bytes_of(token)))
+                text = self._decoder.decode(self._vocabulary.bytes_of(token))
+                # some tokenizers leave out a blank where a text begins, which is in the token
+                is_left_out = not self._offset and text[:1] == " " != self._echo[:1]
+                self._offset += len(text) - (is_left_out and bool(self._echo))
         return {
             "tokens": [text_of(token) for token, _ in tokens],
             "token_logprobs": [None if e is None else e.logprob for _, e in tokens],

@@ -145,6 +145,7 @@ class RequestBuilder:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=grammar,
             is_chat=True,
+            answer_start=body.answer_start,
         )
         variables = body.chat_template_kwargs
         parts = digests_of(
@@ -309,6 +310,7 @@ class RequestBuilder:
         is_prompt_scored: bool = False,
         grammar: Grammar | None = None,
         is_chat: bool = False,
+        answer_start: AnswerStart = "header",
     ) -> Request:
         limits = self._limits(body, prompt, field, adapter, is_scored=is_prompt_scored)
         default = self._default_answer(default_tokens, limits.read)
@@ -324,6 +326,7 @@ class RequestBuilder:
             prompt_logprobs=count if is_prompt_scored else None,
             grammar=grammar,
             shows_markers=is_chat and grammar is None,
+            goes_on=not is_chat or answer_start == "within",
             adapter=adapter,
         )
 

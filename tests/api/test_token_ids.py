@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, data_of
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, data_of
 
 pytestmark = pytest.mark.anyio
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
@@ -61,3 +61,17 @@ async def test_there_are_none_unless_they_are_asked_for(api: Api, path: str) -> 
     for fields in ({}, {"return_token_ids": False}, {"return_token_ids": None}):
         for stream in (False, True):
             assert "token_ids" not in (await api.post(path, stream=stream, **fields)).text
+
+
+async def test_answers_go_on_with_plain_prompts_and_begun_messages_alone(
+    api: Api, core: FakeCore
+) -> None:
+    """Some tokenizers leave out the blank with which a text begins."""
+    await api.post(COMPLETIONS)
+    await api.post(CHAT)
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The city is"}]
+    reply = await api.post(
+        CHAT, messages=said, continue_final_message=True, add_generation_prompt=False
+    )
+    assert reply.status_code == 200, reply.text
+    assert [request.goes_on for request in core.requests] == [True, False, True]

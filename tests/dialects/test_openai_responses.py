@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from gemserve.api.replies.logprobs import chat_logprobs
 from gemserve.contract.events import Finished, TextDelta, TokenLogprob
 from tests.fakes import CHAT, FILTERED, Api
 from tests.openai_responses_requests import (
@@ -265,3 +267,28 @@ async def test_log_probabilities_if_they_are_included(api: Api) -> None:
     assert deltas[0]["logprobs"] == scored[:1]
     (done,) = [e for e in events if e["type"] == "response.output_text.done"]
     assert done["logprobs"] == scored
+
+
+async def test_log_probabilities_of_a_long_answer_are_written_beside_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last four events have all of them: 4,096 tokens kept the loop for a second."""
+    token = TokenLogprob(token_id=72, logprob=-0.5, top=((72, -0.5), (73, -1.5)))
+    deltas = [
+        TextDelta(text="Hi", token_ids=(72,) * 100, drawn_s=0, logprobs=(token,) * 100)
+        for _ in range(4)
+    ]
+    api.core.script = (FILTERED, *deltas)
+    most, scored = [0], chat_logprobs
+
+    def counted(vocabulary: Any, tokens: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            most[0] = max(most[0], len(tokens))
+        return scored(vocabulary, tokens)
+
+    name = "gemserve_dialects.openai_responses.response_object.chat_logprobs"
+    monkeypatch.setattr(name, counted)
+    events = await streamed(api, include=[LOGPROBS], top_logprobs=2)
+    assert events[-1]["type"] == "response.completed"
+    assert len(events[-1]["response"]["output"][0]["content"][0]["logprobs"]) == 400
+    assert most == [100]

@@ -241,3 +241,19 @@ def test_a_character_of_several_tokens_does_not_shift_places() -> None:
         f["cited_text"] for f in found
     ]
     assert found[-1]["cited_text"] == "café"
+
+
+def test_many_places_take_no_longer_than_the_prompt() -> None:
+    """Where a blank is left out in front of a part, all tokens before each place were decoded."""
+    text = " ".join(f"word{number}" for number in range(4000))
+    words, num_decoded = text.split(), 0
+
+    def decode(ids: Any) -> str:
+        nonlocal num_decoded
+        num_decoded += len(ids)
+        return " ".join(words[each] for each in ids)
+
+    kept = [(first, first + 2) for first in range(0, 4000, 8)]
+    found = char_locations([CitedDocument(index=0, text=text)], range(4000), kept, decode)
+    assert [each["cited_text"] for each in found] == [f"{words[a]} {words[a + 1]}" for a, _ in kept]
+    assert num_decoded < 30_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from itertools import count
 
 from fastapi import Response as HttpResponse
@@ -12,7 +13,7 @@ from gemserve.api.replies.answer_parts import AnswerChange, Part
 from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
-from gemserve.api.replies.large_replies import json_reply
+from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.server_sent_events import event_stream, event_stream_with, named_event
@@ -91,8 +92,18 @@ async def _events(
             event = arrival[1]
             if progress is not None and isinstance(event, TextDelta):
                 progress.stop()
-            for written in _written(event, changes, answer, numbers):
-                yield named_event(written)
+            # what ends has the log-probabilities of all of its tokens
+            is_large = isinstance(event, Finished) or any(c.kind == "closed" for c in changes)
+            num_scored = answer.num_scored if is_large else 0
+            following = partial(_next, _written(event, changes, answer, numbers), num_scored)
+            while (text := await build(following, num_scored)) is not None:
+                yield text
+
+
+def _next(written: Iterator[AnyEvent], num_scored: int) -> str | None:
+    """The text of the next event; None: there is no other."""
+    content = next(written, None)
+    return None if content is None else named_event(content, num_scored=num_scored)
 
 
 def _written(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal
 from urllib.parse import quote
 
@@ -16,6 +16,8 @@ from typing_extensions import TypedDict
 
 from gemserve.api.replies.reply_types import NonNegative, UrlCitation
 from gemserve.contract.reports import SourceReport
+
+_TOKENS_BEFORE = 8  # of a part that is decoded: one character may have several
 
 
 class FileCitation(TypedDict):
@@ -170,15 +172,16 @@ def char_locations(
 def _places(
     ids: Sequence[int], kept: Sequence[tuple[int, int]], decode: Callable[[Sequence[int]], str]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The prompt's text, and the characters of ranges of its tokens."""
+    """The prompt's text, and the characters of ranges of its tokens; none if they do not add up."""
     edges = sorted({0, len(ids), *(edge for each in kept for edge in each)})
-    parts = [decode(ids[low:high]) for low, high in pairwise(edges)]
     text = decode(ids)
-    if "".join(parts) == text:
-        starts = [*accumulate(map(len, parts), initial=0)]
-    else:  # characters of several tokens, or blanks that only decode behind others
-        starts = [len(decode(ids[:edge])) for edge in edges]
-    at = dict(zip(edges, starts, strict=True))
+    at = {0: 0}
+    for low, high in pairwise(edges):
+        # characters of several tokens, and blanks that only decode behind others
+        first = max(0, low - _TOKENS_BEFORE)
+        at[high] = at[low] + len(decode(ids[first:high])) - len(decode(ids[first:low]))
+    if at[len(ids)] != len(text):
+        return text, []
     return text, [(at[low], at[high]) for low, high in kept]
 
 

@@ -27,9 +27,9 @@ def data_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def named_event(content: Mapping[str, object]) -> str:
-    """An event that is named by the `type` of its data."""
-    return f"event: {content['type']}\n{data_event(content)}"
+def named_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:
+    """An event that is named by the `type` of its data. `num_scored`: see `to_json`."""
+    return f"event: {content['type']}\n{data_event(content, num_scored=num_scored)}"
 
 
 def event_stream(

@@ -124,7 +124,8 @@ class PrefixParameters(Parameters):
 
     def __init__(self, model: CausalModel, text: Sequence[int]) -> None:
         super().__init__()
-        prefix.shapes(model.shape, len(text))  # raises if the model can have no prefix
+        prefix.shapes(model.shape, len(text))  # these raise if the model can have no prefix
+        prefix.check_windows(model)
         keys, values = read_prefix(model, text)
         self.settings = {"length": len(text)}
         self._dtype = model.dtype

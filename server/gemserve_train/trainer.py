@@ -290,7 +290,7 @@ def _arguments(
     from transformers import TrainingArguments
 
     every = max(1, steps // config.evals)
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
@@ -313,3 +313,6 @@ def _arguments(
         use_cpu=device.type == "cpu",
         dataloader_pin_memory=False,
     )
+    if arguments.n_gpu > 1:  # each GPU would get a part of a row's layout, and all of its tokens
+        arguments._n_gpu = 1
+    return arguments

@@ -128,7 +128,8 @@ def test_an_answer_of_one_token_has_one() -> None:
     assert len(found_of(end).tokens) == len(drawn) == 1
 
 
-def test_a_look_that_fails_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_ends_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended one behind 15 tokens, for example where all layers have a sliding window."""
     core = core_of()
 
     def fail(*_: object, **__: object) -> None:
@@ -138,8 +139,9 @@ def test_a_look_that_fails_ends_the_request_alone(monkeypatch: pytest.MonkeyPatc
     watched_end, plain_end = (
         end for _, _, end in answer(core, watched(1), watched(2, return_attention=False))
     )
-    assert watched_end.reason == "error"
+    assert (watched_end.reason, watched_end.attention) == ("length", None)
     assert plain_end.reason == "length"
+    assert core.internal_errors["answer_attention"] == 1
 
 
 def test_an_answer_that_has_no_attention_in_the_end_is_counted(

@@ -30,7 +30,7 @@ from gemserve_train.parameters import (
     count_parameters,
     read_prefix,
 )
-from gemserve_train.trainer import AdaptedModel, TrainConfig, TrainResult, train
+from gemserve_train.trainer import AdaptedModel, TrainConfig, TrainResult, _arguments, train
 from tests import models
 from tests.model.test_adapters import core_of, prompt, request, run
 
@@ -362,3 +362,25 @@ def test_lines_end_where_jsonl_says(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes('\ufeff{"prompt": "a\u2028b", "completion": "c"}\r\n'.encode())
     assert len(read_examples(path, tokenizer, eos_id=2, max_tokens=100)) == 1
+
+
+def test_a_prefix_that_a_window_would_lose_is_not_trained() -> None:
+    """It was trained to the end, and could not be loaded then."""
+    model = CausalModel(models.build("mistral-window"))
+    with pytest.raises(AdapterError, match="would lose the prefix"):
+        PrefixParameters(model, range(4))
+
+
+def test_training_takes_one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each GPU got a part of a row's layout, and all of its tokens."""
+    from transformers import TrainingArguments
+
+    given: list[int] = []
+
+    def set_on(_: object, count: int) -> None:
+        given.append(count)
+
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    monkeypatch.setattr(TrainingArguments, "_n_gpu", property(None, set_on), raising=False)
+    _arguments(TrainConfig(), 10, tmp_path, torch.device("cpu"), is_quiet=True)
+    assert given[-1] == 1

@@ -243,6 +243,24 @@ def test_after_a_fallback_other_tokens_are_in_common() -> None:
     assert (one.num_common_with(other), len(one.tokens)) == (999, 1000)
 
 
+def test_a_choice_has_less_in_common_than_the_whole_prompt() -> None:
+    """What was counted for the whole prompt counted for what was chosen, too: the answer was drawn
+    from another prompt's text, and no error said so."""
+    made = [filtered(order, [*DOCUMENT, order]) for order in range(2)]
+    for each in made:
+        plan = each.plan.having(num_stable=300, may_read_whole=True)
+        each.request = replace(each.request, plan=plan)
+    one, two = made
+    one.chosen, one.ids, one.num_kept = range(400), DOCUMENT[:400], 400
+    two.read_whole()
+    assert two.num_common_with(one) == 400
+    two.read_filtered()
+    two.chosen, two.num_kept = range(600), 600
+    two.ids = [*DOCUMENT[:300], *[8] * 300]
+    assert two.begins_alike
+    assert two.num_common_with(one) == 300
+
+
 def test_the_document_that_is_copied_does_not_give_way_to_spare_moves() -> None:
     s, memory = cached(capacity=84_000, cache_units=84_000)
     for order in range(10):

@@ -74,15 +74,20 @@ def build(
             f"a prefix of {length} positions: must be from 1 to {model.context_tokens - 1}, what "
             "the model's context leaves room for"
         )
+    check_windows(model)
+    for tensor_name, tensor in taken.items():
+        check_squares(tensor_name, tensor)
+    return Prefix(name, version, **taken)
+
+
+def check_windows(model: CausalModel) -> None:
+    """Raise `AdapterError` if a sliding window would lose a prefix."""
     windows = [w for w in map(model.window_of, range(model.num_layers)) if w is not None]
     if windows:
         raise AdapterError(
             f"type 'prefix': not for this model: {len(windows)} of its layers see only the last "
             f"{min(windows)} tokens, and would lose the prefix"
         )
-    for tensor_name, tensor in taken.items():
-        check_squares(tensor_name, tensor)
-    return Prefix(name, version, **taken)
 
 
 def from_peft(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> dict[str, torch.Tensor]:

@@ -99,11 +99,16 @@ def _read_prompt(
     arguments: argparse.Namespace, loaded: LoadedModel
 ) -> tuple[Prefix, list[ConversionText]]:
     """The text of --prompt as a prefix, and the chats that follow it. Raises `AdapterError`."""
-    from gemserve.adapters.prefix import Prefix
+    from gemserve.adapters.prefix import Prefix, check_windows
     from gemserve_train.conversion_texts import after_text
     from gemserve_train.data_files import read_text
     from gemserve_train.parameters import read_prefix
 
+    check_windows(loaded.model)
+    if not loaded.model.is_rope_fixed:
+        raise AdapterError(
+            "--prompt: not for this model: its rotary embedding depends on the text's length"
+        )
     text = read_text(arguments.prompt)
     if not text.strip():
         raise AdapterError(f"{arguments.prompt}: must not be empty")

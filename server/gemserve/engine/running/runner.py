@@ -90,6 +90,7 @@ class RunnerState:
     kv: KVSpan | None = None
     kv_place: KVPlace | None = None
     watch: AnswerWatch | None = None
+    has_watch_failed: bool = False
     drawn: list[int] = field(default_factory=list)
     recurrent: SequenceState | None = None
 
@@ -190,12 +191,22 @@ class Runner:
     def watched_answer(self, number: int, offsets: Sequence[int]) -> AnswerAttention | None:
         """What an answer attended to, when its last token has been drawn; see `AnswerWatch`."""
         state = self._states[number]
+        if state.has_watch_failed:
+            return None
         try:
             return self._watch(state, len(state.drawn), 1).report(offsets)
         except Exception as error:
-            request_id = state.request.request_id
-            log.warning("request %s: no attention of its answer: %s", request_id, error)
+            _note_blind(state, error)
             return None
+
+    def _look(self, state: RunnerState) -> None:
+        """Look at an answer with the token that is about to be drawn. It goes on if that fails."""
+        if state.has_watch_failed:
+            return
+        try:
+            self._watch(state, len(state.drawn) + 1, EVERY)
+        except Exception as error:
+            _note_blind(state, error)
 
     def _watch(self, state: RunnerState, count: int, least: int) -> AnswerWatch:
         """Look at the first `count` tokens of an answer, if at least `least` are new."""
@@ -243,8 +254,7 @@ class Runner:
         for row in rows:
             state = self._states[row.sequence]
             if state.plan.answer_layer is not None and row.sequence not in out.failures:
-                # with the token that is about to be drawn
-                self._try(row.sequence, out, self._watch, state, len(state.drawn) + 1, EVERY)
+                self._look(state)
 
     def _decoder_of(self, row: DecodeRow) -> tuple[CausalModel, bool]:
         """The model that decodes a row, and whether it does so without layers.
@@ -482,6 +492,11 @@ def _with_proposed(row: DecodeRow) -> list[DecodeRow]:
         for ahead, token in enumerate(row.proposed, start=1)
     ]
     return [row, *following]
+
+
+def _note_blind(state: RunnerState, error: Exception) -> None:
+    state.has_watch_failed, state.watch = True, None
+    log.warning("request %s: no attention of its answer: %s", state.request.request_id, error)
 
 
 def described(error: Exception) -> str:

@@ -72,7 +72,7 @@ class LiveSequence:
     _tokens: Tokens | None = None
     _kept: tuple[Sequence[int], Tokens] | None = None
     _cache_key: CacheKey | None = None
-    _in_common: dict[tuple[int, bool], int] = field(default_factory=dict)  # `num_common_with`
+    _in_common: dict[tuple[int, bool, bool, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         prompt, chosen = self.request.prompt_ids, self.plan.chosen
@@ -215,7 +215,8 @@ class LiveSequence:
 
     def num_common_with(self, other: LiveSequence) -> int:
         """How many tokens that it may leave out another sequence's pass of the same key has."""
-        memo = other.order, self.is_whole or self.begins_alike
+        # what is compared changes when a filter has chosen
+        memo = other.order, self.is_whole, self.begins_alike, len(other.tokens)
         count = self._in_common.get(memo)
         if count is None:
             count = min(self.most_cached, num_common(self.tokens, other.tokens))

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryBusy
+from gemserve.prompting.stopping import Stopped, stoppable_by
+from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.uploads import Turn, Upload, Uploads
+from gemserve_library.asking import find_excerpts
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
-from tests.library.worlds import paragraphs
+from tests.library.worlds import IDENTITY, FakeRequests, paragraphs
 
 pytestmark = pytest.mark.anyio
 LONG = paragraphs(3000)
@@ -47,6 +53,51 @@ async def test_libraries_may_be_named_in_any_order(client: httpx.AsyncClient) ->
     replies = await asyncio.wait_for(asyncio.gather(*asked), 120)
     assert {reply.status_code for reply in replies} == {200}
     assert replies[1].json()["filter"]["searched"]["libraries"] == ["b", "a"]
+
+
+async def test_searches_of_a_key_leave_threads_for_others(
+    core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that waited for one library held all threads, and nobody's text was read."""
+    (tmp_path / "keys").write_text("key-of-alice-0001\nkey-of-bob-000002")
+    may_go_on, began = threading.Event(), []
+
+    def find(*given: Any) -> Any:
+        began.append(1)
+        may_go_on.wait(60)
+        return find_excerpts(*given)
+
+    monkeypatch.setattr("gemserve_library.api.shelf.find_excerpts", find)
+    options = {"api_key_file": str(tmp_path / "keys")}
+    async with serve_libraries(core, tmp_path, **options) as client:
+        client.headers["Authorization"] = "Bearer key-of-alice-0001"
+        await make_library(client, "a")
+        await add(client, "a", "ferry.md", "The ferry leaves at nine.", wait=True)
+        asked = [asyncio.create_task(ask_of_ferry(client, ["a"], candidates=1)) for _ in range(60)]
+        while not began:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)  # the others come as far as they may
+        body = {"model": "builtin", "messages": [{"role": "user", "content": "Hi"}]}
+        other = {"Authorization": "Bearer key-of-bob-000002"}
+        sent = client.post("/v1/chat/completions", json=body | {"max_tokens": 1}, headers=other)
+        try:
+            reply = await asyncio.wait_for(sent, 5)
+        finally:
+            may_go_on.set()
+            replies = await asyncio.gather(*asked)
+        assert reply.status_code == 200
+        assert {each.status_code for each in replies} == {200}
+
+
+def test_a_search_does_not_begin_when_its_client_has_left(tmp_path: Path) -> None:
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    shelf = Shelf(tmp_path, requests, None, ServerConfig(), lambda ids: Future())
+    shelf.create(b"", "a")
+    left = threading.Event()
+    left.set()
+    with stoppable_by(left), pytest.raises(Stopped):
+        shelf.find(b"", ["a"], None, None, 1)  # type: ignore[arg-type]
+    shelf.close()
 
 
 async def test_few_libraries_are_held_open(

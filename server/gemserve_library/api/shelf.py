@@ -22,6 +22,7 @@ from gemserve.contract.requests import Request
 from gemserve.errors import ConfigError, LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.files.file_text import NoText, is_packed, unpacked
 from gemserve.prompting.answerable import Answerable
+from gemserve.prompting.stopping import check_stopped
 from gemserve_library.asking import find_excerpts
 from gemserve_library.folders import folder_of, holds_library, names_in
 from gemserve_library.library import Index, Library, remove_library, size_of, sweep
@@ -214,13 +215,17 @@ class Shelf:
         finished: Finished,
         candidates: int,
     ) -> Answerable:
-        """What libraries have of a request's question: see `find_excerpts`."""
+        """What libraries have of a request's question: see `find_excerpts`.
+
+        Raises `Stopped` if the client has left before it begins.
+        """
         while True:
             opened = {name: self._opened(tenant, name) for name in names}
             with ExitStack() as held:
                 # in one order for everybody, or two requests could wait for each other
                 for _, each in sorted(opened.items()):
                     held.enter_context(each.lock)
+                check_stopped()  # it may have waited for long
                 if any(each.is_gone for each in opened.values()):
                     continue  # it was closed meanwhile; if it was deleted, it is not found now
                 for each in opened.values():  # another process may have removed files

@@ -199,8 +199,15 @@ class Library:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only process that changes the library. Raises `LibraryBusy`."""
+        """Be the only process that changes the library. Raises `LibraryBusy`.
+
+        Raises `LibraryError` if it was removed, and perhaps made anew, since it was opened.
+        """
         with _writing(self.folder):
+            if not self.is_there:
+                raise LibraryError(
+                    f"library {self.name}: was removed or made anew meanwhile; open it again"
+                )
             yield
 
     @property

@@ -170,6 +170,10 @@ async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncCli
     reply = await client.post("/v1/libraries/a/files", files=files)
     assert reply.status_code == 400
     assert "unpacks to more than" in reply.json()["error"]["message"]
+    files = {"file": ("bomb.txt.gz", gzip.compress(packed))}
+    reply = await client.post("/v1/libraries/a/files", files=files)
+    assert reply.status_code == 400
+    assert "is packed twice" in reply.json()["error"]["message"]
     files = {"file": ("notes.txt.gz", gzip.compress(b"The ferry leaves at nine."))}
     reply = await client.post("/v1/libraries/a/files?wait=true", files=files)
     assert reply.json()["status"] == "ready"

@@ -6,8 +6,10 @@ import asyncio
 import gzip
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from gemserve.prompting.stopping import Stopped, stoppable_by
 from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.uploads import Turn, Upload, Uploads
 from gemserve_library.asking import find_excerpts
+from gemserve_library.library import Library
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
-from tests.library.worlds import IDENTITY, FakeRequests, paragraphs
+from tests.library.test_formats import xlsx_of
+from tests.library.worlds import IDENTITY, FakeReader, FakeRequests, paragraphs
 
 pytestmark = pytest.mark.anyio
 LONG = paragraphs(3000)
@@ -90,8 +94,7 @@ async def test_searches_of_a_key_leave_threads_for_others(
 
 
 def test_a_search_does_not_begin_when_its_client_has_left(tmp_path: Path) -> None:
-    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
-    shelf = Shelf(tmp_path, requests, None, ServerConfig(), lambda ids: Future())
+    shelf = fake_shelf(tmp_path, None)
     shelf.create(b"", "a")
     left = threading.Event()
     left.set()
@@ -161,6 +164,58 @@ async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) ->
         assert refused["code"] == "library_disk_full"
         while (await client.get("/v1/libraries/a")).json()["reading"]:
             await asyncio.sleep(0.1)
+
+
+async def test_a_file_that_needs_more_than_its_size_tells_ends_at_the_limit(
+    core: Core, tmp_path: Path
+) -> None:
+    """The room for a file was estimated once, from its size before it was unpacked."""
+    limit = 1 << 19
+    async with serve_libraries(core, tmp_path, library_disk_bytes=limit) as client:
+        await make_library(client, "a")
+        rows = (f"<row><c t='str'><v>{line}</v></c></row>" for line in LONG.splitlines())
+        files = {"file": ("a.xlsx", xlsx_of("".join(rows)))}
+        reply = await client.post("/v1/libraries/a/files?wait=true", files=files)
+        assert reply.json()["status"] == "failed", reply.text
+        assert f"and may have {limit}" in reply.json()["error"]
+        described = (await client.get("/v1/libraries/a")).json()
+        assert described["files"] == 0
+        assert described["bytes"] < 2 * limit  # a group of segments has fewer
+        assert count_keys(tmp_path / "libraries" / "a") == 0
+
+
+def count_keys(folder: Path) -> int:
+    """Of how many segments a library has keys."""
+    with closing(Library(folder)) as library:
+        (count,) = library._connection.execute("SELECT count(*) FROM keys").fetchone()
+        return int(count)
+
+
+def test_what_is_known_of_a_file_is_charged_too(tmp_path: Path, tokenizer: Any) -> None:
+    """A file of a text that is known cost nothing, and took as long to cut."""
+    shelf = fake_shelf(tmp_path, tokenizer)
+    shelf.create(b"", "a")
+    uploads, charged = Uploads(shelf, None), []  # type: ignore[arg-type]
+    for path in ("x", "y"):
+        content = BytesIO(paragraphs(60).encode())
+        upload = Upload(path=path, num_bytes=1)
+        uploads._add(b"", "a", upload, content, FakeReader(), charged.append)
+    described = shelf.describe(b"", "a")
+    assert described.files == 2
+    assert sum(charged) == described.tokens / 2
+    shelf.close()
+
+
+def fake_shelf(folder: Path, tokenizer: Any) -> Shelf:
+    """A shelf for `FakeReader`, of which nothing is cached."""
+
+    def forget(ids: Sequence[str]) -> Future[None]:
+        forgotten: Future[None] = Future()
+        forgotten.set_result(None)
+        return forgotten
+
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    return Shelf(folder, requests, tokenizer, ServerConfig(), forget)
 
 
 async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncClient) -> None:

@@ -33,6 +33,10 @@ _MOST_OPEN = 32  # libraries, each with a connection and a map of its keys
 _MOST_FILES = 100_000  # of libraries that are closed, of which it is known that they were searched
 
 
+class LibraryDiskFull(LibraryError):
+    """The libraries of a key are larger than they may be."""
+
+
 @dataclass(slots=True, eq=False)
 class OpenLibrary:
     """A library for searches, one at a time. `is_gone`: it was deleted.
@@ -193,8 +197,7 @@ class Shelf:
 
     def check_room(self, tenant: bytes, num_bytes: int) -> None:
         """Raise `RequestError` if the key's libraries may not grow by files of so many bytes."""
-        parent, limit = self._parent(tenant), self._config.library_disk_bytes
-        used = sum(size_of(parent / name) for name in names_in(parent))
+        used, limit = self._used_bytes(tenant), self._config.library_disk_bytes
         # a token of about four bytes has keys of a hundred bytes or more
         identity = self.requests.identity
         of_token = identity.num_key_heads * (identity.head_dim + 2)
@@ -206,6 +209,19 @@ class Shelf:
                 param="file",
                 code="library_disk_full",
             )
+
+    def check_size(self, tenant: bytes) -> None:
+        """Raise `LibraryDiskFull` if the key's libraries are larger than they may be."""
+        used, limit = self._used_bytes(tenant), self._config.library_disk_bytes
+        if used > limit:
+            raise LibraryDiskFull(
+                f"the file needs too much: with it this key's libraries have {used} bytes, and may "
+                f"have {limit}"
+            )
+
+    def _used_bytes(self, tenant: bytes) -> int:
+        parent = self._parent(tenant)
+        return sum(size_of(parent / name) for name in names_in(parent))
 
     def find(
         self,

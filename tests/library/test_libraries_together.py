@@ -135,8 +135,10 @@ def test_uploads_that_are_gone_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])
-async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what: str) -> None:
-    """The file that was cancelled left the library locked until garbage was collected."""
+async def test_what_is_being_read_can_be_deleted(
+    client: httpx.AsyncClient, tmp_path: Path, what: str
+) -> None:
+    """The file that was cancelled left the library locked, and what was read of it on disk."""
     await make_library(client, "a")
     assert (await add(client, "a", "long.txt", LONG, wait=False)).status_code == 200
     for _ in range(600):
@@ -149,6 +151,7 @@ async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what
     assert gone.status_code == 200, gone.text
     if what == "libraries/a":
         await make_library(client, "a")
+    assert count_keys(tmp_path / "libraries" / "a") == 0
     added = await add(client, "a", "short.txt", "A word.", wait=True)
     assert added.json()["status"] == "ready", added.text
 

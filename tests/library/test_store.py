@@ -316,6 +316,28 @@ def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any)
     assert (library.index().counts > 0).all()
 
 
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_what_is_replaced_is_gone_from_the_folder(
+    tmp_path: Path, tokenizer: Any, is_cut_short: bool
+) -> None:
+    """The log of writes and the index of words kept it, as long as another one had it open."""
+    library, other = open_library(tmp_path / "a"), open_library(tmp_path / "a")
+    text = f"{paragraphs(40)}\n\nThe {SECRET} is seven."
+    add(library, tokenizer, [text_source("x", text)])
+    assert other.by_words(SECRET, 100)
+    sources = [text_source("x", paragraphs(40)), text_source("y", paragraphs(300, "lake"))]
+    if is_cut_short:
+        with pytest.raises(LibraryError, match="the power failed"):
+            add(library, tokenizer, sources, FakeReader(fails_after=1))
+        assert [file.path for file in library.files()] == ["x"]
+        sources = []
+    add(library, tokenizer, sources)
+    assert not other.by_words(SECRET, 100)
+    for path in (tmp_path / "a").iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path.name
+    other.close()
+
+
 def test_gaps_are_closed_when_they_are_large(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

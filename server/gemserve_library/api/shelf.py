@@ -181,6 +181,7 @@ class Shelf:
             with library.writing():
                 file = library.find_file(path)
                 if file is None:
+                    library.clean()  # it may have been read in part
                     return False
                 try:
                     library.remove_files([path])

@@ -198,7 +198,8 @@ def test_what_is_known_of_a_file_is_charged_too(tmp_path: Path, tokenizer: Any) 
     """A file of a text that is known cost nothing, and took as long to cut."""
     shelf = fake_shelf(tmp_path, tokenizer)
     shelf.create(b"", "a")
-    uploads, charged = Uploads(shelf, None), []  # type: ignore[arg-type]
+    uploads = Uploads(shelf, None)  # type: ignore[arg-type]
+    charged: list[int] = []
     for path in ("x", "y"):
         content = BytesIO(paragraphs(60).encode())
         upload = Upload(path=path, num_bytes=1)

@@ -206,7 +206,9 @@ class Uploads:
                     work = self._run(own, charge, upload)
                     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-                charge_known = partial(loop.call_soon_threadsafe, charge)
+                def charge_known(count: int) -> None:
+                    loop.call_soon_threadsafe(charge, count)
+
                 add = partial(self._add, tenant, name, upload, content, run, charge_known)
                 await to_thread.run_sync(add, limiter=self._limiter)
             upload.status = "ready"
@@ -251,7 +253,8 @@ class Uploads:
                     charge_known(added.known_tokens - num_known)
                     num_known = added.known_tokens
                     _check(upload)
-                    if not added.files:  # what is stored stays
+                    # what is stored, or left out, is no reason to end
+                    if not (added.files or added.unchanged or added.skipped):
                         self._shelf.check_size(tenant)
             if added.skipped:
                 raise LibraryError(added.skipped[0][1])

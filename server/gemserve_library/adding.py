@@ -153,9 +153,7 @@ class Adder:
         self._pending.append(pending)
         for cut in cut_file(self._tokenizer, text, identity.anchor, identity.window):
             pending.segments.append(replace(cut, tokens=cut.tokens[:0]))
-            if cut.segment.name in self._unread:
-                continue
-            if self._library.known([cut.segment.name]):
+            if cut.segment.name in self._unread or self._library.known([cut.segment.name]):
                 self.added.known_tokens += cut.segment.num_tokens
                 yield self.added  # millions of such tokens take minutes
                 continue

@@ -199,8 +199,15 @@ class Library:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only process that changes the library. Raises `LibraryBusy`."""
+        """Be the only process that changes the library. Raises `LibraryBusy`.
+
+        Raises `LibraryError` if it was removed, and perhaps made anew, since it was opened.
+        """
         with _writing(self.folder):
+            if not self.is_there:
+                raise LibraryError(
+                    f"library {self.name}: was removed or made anew meanwhile; open it again"
+                )
             yield
 
     @property
@@ -278,7 +285,7 @@ class Library:
     def replace_files(self, files: Sequence[tuple[StoredFile, Sequence[StoredSegment]]]) -> None:
         """Store files, in place of those that had their paths. Only while `writing`.
 
-        All segments must have keys.
+        All segments must have keys. What is left of replaced files is erased by `clean`.
         """
         with self._told(), self._connection:
             for file, segments in files:
@@ -301,18 +308,16 @@ class Library:
             with self._connection:
                 for path in paths:
                     self._drop_file(path)
-            with self._connection:
-                word_index.forget_removed(self._connection)
-            # the log of writes has the old pages, too
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self.clean()
 
     def clean(self) -> None:
-        """Erase keys that no file needs, as of changed files. Only while `writing`.
+        """Erase what no file needs, as of changed files. Only while `writing`.
 
-        If it is cut short, the next call goes on: rows without a checksum have to be erased.
+        If it is cut short, the next call goes on: keys in rows without a checksum have to be
+        erased, and words and the log of writes if a setting says so.
         """
         with self._told():
+            self._erase_dropped_text()
             with self._connection:
                 self._connection.execute(
                     "UPDATE keys SET checksum = -1 WHERE name NOT IN (SELECT name FROM windows)"
@@ -330,6 +335,20 @@ class Library:
             if end - used > max(_WASTE, used):
                 self._move_together(generation)
             self._remove_old_keys()
+
+    def _erase_dropped_text(self) -> None:
+        (has_dropped,) = self._connection.execute(
+            "SELECT count(*) FROM settings WHERE name = 'has_dropped'"
+        ).fetchone()
+        if not has_dropped:
+            return
+        with self._connection:
+            word_index.forget_removed(self._connection)
+        # the log of writes has the old pages, too
+        (is_busy, *_) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not is_busy:
+            with self._connection:
+                self._connection.execute("DELETE FROM settings WHERE name = 'has_dropped'")
 
     def index(self) -> Index:
         """All segments, to be searched. Of damaged ones the keys are left out."""
@@ -509,7 +528,9 @@ class Library:
         self._connection.execute(
             "DELETE FROM windows WHERE file = (SELECT id FROM files WHERE path = ?)", (path,)
         )
-        self._connection.execute("DELETE FROM files WHERE path = ?", (path,))
+        dropped = self._connection.execute("DELETE FROM files WHERE path = ?", (path,))
+        if dropped.rowcount:
+            self._connection.execute("INSERT OR REPLACE INTO settings VALUES ('has_dropped', '1')")
 
     def _end_of_keys(self) -> tuple[int, int]:
         """The number of the file with the keys, and how many records it has."""

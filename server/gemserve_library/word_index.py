@@ -89,8 +89,7 @@ def _count(connection: sqlite3.Connection, term: str) -> int:
 
 def _question_terms(question: str) -> list[str]:
     words, pairs = find_terms([question])
-    # the index folds case in its own way
-    return list(dict.fromkeys(term.lower() for term in [*words, *pairs]))
+    return [*words, *pairs]
 
 
 def _rows(segment: int, text: str) -> Iterator[tuple[int, str]]:

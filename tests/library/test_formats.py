@@ -160,6 +160,7 @@ RTF = (
         ),
         ("a.csv", b"Goal,Leaves\nMalmo,9\n", "Goal; Leaves\nGoal: Malmo; Leaves: 9"),
         ("a.csv", b'Goal;Caf\xe9\nMalmo;"a\nb"\n', "Goal; Café\nGoal: Malmo; Café: a b"),
+        ("a.csv", b" \n,\nGoal,Leaves\n\nMalmo,9\n", "Goal; Leaves\n\nGoal: Malmo; Leaves: 9"),
         ("a.tsv", b"1\t2\n3\t4\n", "1; 2\n3; 4"),
         ("a.csv", b"only one column\nand more\n", "only one column\nand more"),
         (
@@ -322,6 +323,30 @@ def test_end_tags_may_be_left_out(page: str, text: str) -> None:
 
 
 @HTML
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (
+            "<html><body><p>one</p></body></html><html><body><p>two</p></body></html>three",
+            "one\n\ntwo\n\nthree",
+        ),
+        ("<body><p>first</p></body><p>second</p>", "first\n\nsecond"),
+        ("<head><title>T</title><meta charset=utf-8><body><p>one</p>", "one"),
+        ("<head><title>T<body><p>one</p></body>", "T\n\none"),
+        (
+            '<?xml version="1.0"?><!DOCTYPE html><html><head><title>T</title></head>\n'
+            "<body><![if !mso]><p>one</p><![endif]></body></html>\n",
+            "one",
+        ),
+        ("<title>T</title><p>one</p>", "T\n\none"),
+    ],
+)
+def test_what_stands_outside_of_a_body_is_read(page: str, text: str) -> None:
+    """All but the first body was left out, and nobody was told."""
+    assert text_within(page.encode(), "html") == text
+
+
+@HTML
 def test_a_few_merged_cells_do_not_fill_millions() -> None:
     wide = "<td colspan=1000 rowspan=0>a" * 100
     text = text_within(f"<table><tr>{wide}{'<tr></tr>' * 1000}</table>".encode(), "html")
@@ -441,6 +466,23 @@ def test_a_mail_is_its_decoded_text_and_what_is_attached() -> None:
     head = "From: Béa <bea@example.org>\nSubject: Fähre"
     assert text_of(mail.as_bytes(), "a.eml").text == (
         f"{head}\n\nUm neun. 5 €\n\n\nAttached: a.png (image/png)\n\n"
+        f"Attached: notes.txt\nOne line.\n\n\n{head}\n\nInner."
+    )
+
+
+def test_what_is_attached_to_the_html_of_a_mail_is_not_left_out() -> None:
+    """Some programs attach it there, beside a plain text that says what the HTML says."""
+    html = EmailMessage()
+    html.set_content("<p>At nine.</p>", "html")
+    html.add_attachment(b"\x89PNG", maintype="image", subtype="png", filename="a.png")
+    html.add_attachment("One line.", filename="notes.txt")
+    html.add_attachment(mail_of(text="Inner."))
+    mail = mail_of(text="At nine.")
+    mail.make_alternative()
+    mail.attach(html)
+    head = "From: Béa <bea@example.org>\nSubject: Fähre"
+    assert text_within(mail.as_bytes(), "eml") == (
+        f"{head}\n\nAt nine.\n\n\nAttached: a.png (image/png)\n\n"
         f"Attached: notes.txt\nOne line.\n\n\n{head}\n\nInner."
     )
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gemserve.config import ServerConfig
 from gemserve.engine.core import Core
 from gemserve.errors import LibraryBusy
+from gemserve.prompting.stopping import Stopped, stoppable_by
+from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.uploads import Turn, Upload, Uploads
+from gemserve_library.asking import find_excerpts
+from gemserve_library.library import Library
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
-from tests.library.worlds import paragraphs
+from tests.library.test_formats import xlsx_of
+from tests.library.worlds import IDENTITY, FakeReader, FakeRequests, paragraphs
 
 pytestmark = pytest.mark.anyio
 LONG = paragraphs(3000)
@@ -47,6 +57,50 @@ async def test_libraries_may_be_named_in_any_order(client: httpx.AsyncClient) ->
     replies = await asyncio.wait_for(asyncio.gather(*asked), 120)
     assert {reply.status_code for reply in replies} == {200}
     assert replies[1].json()["filter"]["searched"]["libraries"] == ["b", "a"]
+
+
+async def test_searches_of_a_key_leave_threads_for_others(
+    core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that waited for one library held all threads, and nobody's text was read."""
+    (tmp_path / "keys").write_text("key-of-alice-0001\nkey-of-bob-000002")
+    may_go_on, began = threading.Event(), []
+
+    def find(*given: Any) -> Any:
+        began.append(1)
+        may_go_on.wait(60)
+        return find_excerpts(*given)
+
+    monkeypatch.setattr("gemserve_library.api.shelf.find_excerpts", find)
+    options = {"api_key_file": str(tmp_path / "keys")}
+    async with serve_libraries(core, tmp_path, **options) as client:
+        client.headers["Authorization"] = "Bearer key-of-alice-0001"
+        await make_library(client, "a")
+        await add(client, "a", "ferry.md", "The ferry leaves at nine.", wait=True)
+        asked = [asyncio.create_task(ask_of_ferry(client, ["a"], candidates=1)) for _ in range(60)]
+        while not began:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)  # the others come as far as they may
+        body = {"model": "builtin", "messages": [{"role": "user", "content": "Hi"}]}
+        other = {"Authorization": "Bearer key-of-bob-000002"}
+        sent = client.post("/v1/chat/completions", json=body | {"max_tokens": 1}, headers=other)
+        try:
+            reply = await asyncio.wait_for(sent, 5)
+        finally:
+            may_go_on.set()
+            replies = await asyncio.gather(*asked)
+        assert reply.status_code == 200
+        assert {each.status_code for each in replies} == {200}
+
+
+def test_a_search_does_not_begin_when_its_client_has_left(tmp_path: Path) -> None:
+    shelf = fake_shelf(tmp_path, None)
+    shelf.create(b"", "a")
+    left = threading.Event()
+    left.set()
+    with stoppable_by(left), pytest.raises(Stopped):
+        shelf.find(b"", ["a"], None, None, 1)  # type: ignore[arg-type]
+    shelf.close()
 
 
 async def test_few_libraries_are_held_open(
@@ -81,8 +135,10 @@ def test_uploads_that_are_gone_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])
-async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what: str) -> None:
-    """The file that was cancelled left the library locked until garbage was collected."""
+async def test_what_is_being_read_can_be_deleted(
+    client: httpx.AsyncClient, tmp_path: Path, what: str
+) -> None:
+    """The file that was cancelled left the library locked, and what was read of it on disk."""
     await make_library(client, "a")
     assert (await add(client, "a", "long.txt", LONG, wait=False)).status_code == 200
     for _ in range(600):
@@ -95,6 +151,7 @@ async def test_what_is_being_read_can_be_deleted(client: httpx.AsyncClient, what
     assert gone.status_code == 200, gone.text
     if what == "libraries/a":
         await make_library(client, "a")
+    assert count_keys(tmp_path / "libraries" / "a") == 0
     added = await add(client, "a", "short.txt", "A word.", wait=True)
     assert added.json()["status"] == "ready", added.text
 
@@ -112,6 +169,59 @@ async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) ->
             await asyncio.sleep(0.1)
 
 
+async def test_a_file_that_needs_more_than_its_size_tells_ends_at_the_limit(
+    core: Core, tmp_path: Path
+) -> None:
+    """The room for a file was estimated once, from its size before it was unpacked."""
+    limit = 1 << 19
+    async with serve_libraries(core, tmp_path, library_disk_bytes=limit) as client:
+        await make_library(client, "a")
+        rows = (f"<row><c t='str'><v>{line}</v></c></row>" for line in LONG.splitlines())
+        files = {"file": ("a.xlsx", xlsx_of("".join(rows)))}
+        reply = await client.post("/v1/libraries/a/files?wait=true", files=files)
+        assert reply.json()["status"] == "failed", reply.text
+        assert f"and may have {limit}" in reply.json()["error"]
+        described = (await client.get("/v1/libraries/a")).json()
+        assert described["files"] == 0
+        assert described["bytes"] < 2 * limit  # a group of segments has fewer
+        assert count_keys(tmp_path / "libraries" / "a") == 0
+
+
+def count_keys(folder: Path) -> int:
+    """Of how many segments a library has keys."""
+    with closing(Library(folder)) as library:
+        (count,) = library._connection.execute("SELECT count(*) FROM keys").fetchone()
+        return int(count)
+
+
+def test_what_is_known_of_a_file_is_charged_too(tmp_path: Path, tokenizer: Any) -> None:
+    """A file of a text that is known cost nothing, and took as long to cut."""
+    shelf = fake_shelf(tmp_path, tokenizer)
+    shelf.create(b"", "a")
+    uploads = Uploads(shelf, None)  # type: ignore[arg-type]
+    charged: list[int] = []
+    for path in ("x", "y"):
+        content = BytesIO(paragraphs(60).encode())
+        upload = Upload(path=path, num_bytes=1)
+        uploads._add(b"", "a", upload, content, FakeReader(), charged.append)
+    described = shelf.describe(b"", "a")
+    assert described.files == 2
+    assert sum(charged) == described.tokens / 2
+    shelf.close()
+
+
+def fake_shelf(folder: Path, tokenizer: Any) -> Shelf:
+    """A shelf for `FakeReader`, of which nothing is cached."""
+
+    def forget(ids: Sequence[str]) -> Future[None]:
+        forgotten: Future[None] = Future()
+        forgotten.set_result(None)
+        return forgotten
+
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    return Shelf(folder, requests, tokenizer, ServerConfig(), forget)
+
+
 async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncClient) -> None:
     await make_library(client, "a")
     packed = gzip.compress(b"word " * 20_000_000)
@@ -119,6 +229,10 @@ async def test_a_packed_file_counts_as_what_it_unpacks_to(client: httpx.AsyncCli
     reply = await client.post("/v1/libraries/a/files", files=files)
     assert reply.status_code == 400
     assert "unpacks to more than" in reply.json()["error"]["message"]
+    files = {"file": ("bomb.txt.gz", gzip.compress(packed))}
+    reply = await client.post("/v1/libraries/a/files", files=files)
+    assert reply.status_code == 400
+    assert "is packed twice" in reply.json()["error"]["message"]
     files = {"file": ("notes.txt.gz", gzip.compress(b"The ferry leaves at nine."))}
     reply = await client.post("/v1/libraries/a/files?wait=true", files=files)
     assert reply.json()["status"] == "ready"

@@ -112,6 +112,26 @@ def test_words_without_spaces_are_found_by_pairs(tmp_path: Path, tokenizer: Any)
     assert candidate.file.path == "x"
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("Hauptstraße", "HAUPTSTRAẞE"),
+        ("İstanbul", "İSTANBUL"),
+        ("cafe\u0301", "Cafe\u0301"),
+        ("λόγος", "ΛΌΓΟΣ"),
+        ("և", "և"),
+    ],
+)
+def test_words_that_grow_in_another_case_and_accents_of_their_own_are_found(
+    tmp_path: Path, tokenizer: Any, text: str, asked: str
+) -> None:
+    """Their upper or lower case has more characters, which the index does not have."""
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", f"The {text} is old."), text_source("y", "Caf.")])
+    for question in (text, asked):
+        assert len(library.by_words(question, library.index().num_passages)) == 1
+
+
 def test_attention_finds_what_no_word_names(tmp_path: Path, tokenizer: Any) -> None:
     """The token that the question looks for has the largest key in the direction of its query."""
     library = open_library(tmp_path / "a")

@@ -267,6 +267,25 @@ def test_two_processes_do_not_write_at_once(tmp_path: Path, tokenizer: Any) -> N
     assert len(other.index().ids)
 
 
+def test_a_library_that_was_made_anew_is_not_written_by_the_old_one(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """Its keys were written over those of the new one."""
+    old = open_library(tmp_path / "a")
+    add(old, tokenizer, [text_source("x", paragraphs(10))])
+    remove_library(tmp_path / "a")
+    with pytest.raises(LibraryError), old.writing():
+        pass
+    new = open_library(tmp_path / "a")
+    add(new, tokenizer, [text_source("y", paragraphs(60, "lake"))])
+    with pytest.raises(LibraryError, match="library a: was removed or made anew meanwhile"):
+        add(old, tokenizer, [text_source("z", paragraphs(60, "sea"))])
+    new.close()
+    again = open_library(tmp_path / "a")
+    assert (again.index().counts > 0).all()
+    assert [file.path for file in again.files()] == ["y"]
+
+
 def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any) -> None:
     """From tables, words, their log and the keys: a folder may be handed on."""
     text = f"{paragraphs(40)}\n\nThe {SECRET} is seven.\n\n{paragraphs(10, 'lake')}"
@@ -295,6 +314,28 @@ def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any)
     for start, count in places:
         assert not any(content[start * size : (start + count) * size])
     assert (library.index().counts > 0).all()
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_what_is_replaced_is_gone_from_the_folder(
+    tmp_path: Path, tokenizer: Any, is_cut_short: bool
+) -> None:
+    """The log of writes and the index of words kept it, as long as another one had it open."""
+    library, other = open_library(tmp_path / "a"), open_library(tmp_path / "a")
+    text = f"{paragraphs(40)}\n\nThe {SECRET} is seven."
+    add(library, tokenizer, [text_source("x", text)])
+    assert other.by_words(SECRET, 100)
+    sources = [text_source("x", paragraphs(40)), text_source("y", paragraphs(300, "lake"))]
+    if is_cut_short:
+        with pytest.raises(LibraryError, match="the power failed"):
+            add(library, tokenizer, sources, FakeReader(fails_after=1))
+        assert [file.path for file in library.files()] == ["x"]
+        sources = []
+    add(library, tokenizer, sources)
+    assert not other.by_words(SECRET, 100)
+    for path in (tmp_path / "a").iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path.name
+    other.close()
 
 
 def test_gaps_are_closed_when_they_are_large(

@@ -43,6 +43,31 @@ def test_numbers_and_accents_are_words() -> None:
     assert {11, 16, 19, 24} <= by_start
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("Die Straße", "Straße"),
+        ("DIE STRAẞE", "straße"),
+        ("die İstanbul", "İSTANBUL"),
+        ("die Եւ և", "և"),
+        ("das cafe\u0301", "CAFE\u0301"),
+        ("ein ΛΌΓΟΣ", "λόγος"),
+    ],
+)
+def test_words_that_grow_in_another_case_and_accents_of_their_own_are_found(
+    text: str, asked: str
+) -> None:
+    """They were found in the question alone, or in parts."""
+    found = places(text, f"{asked}?")
+    assert [text.rindex(" ") + 1, len(text) + 1] in found
+    assert len(found) == 1
+
+
+def test_a_word_does_not_end_before_its_accent() -> None:
+    (found,) = places("cafe\u0301, e\u0301cafe", "cafe?")
+    assert len(found) == 1  # in the question
+
+
 def test_scripts_without_spaces_are_found_by_pairs() -> None:
     text = "灯塔看守人住在北岛。渡轮每天两班。"
     found = places(text, "灯塔在哪里？")

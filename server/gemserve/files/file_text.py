@@ -115,7 +115,7 @@ def in_utf_8(content: bytes, name: str, label: str) -> bytes:
 def unpacked(content: bytes, most_bytes: int) -> bytes:
     """What gzip has packed; the content itself if it is not packed, or no more.
 
-    Raises `NoText` if it is cut off, or unpacks to more than `most_bytes`.
+    Raises `NoText` if it is cut off, unpacks to more than `most_bytes`, or was packed twice.
     """
     if not content.startswith(_PACKED):
         return content
@@ -126,4 +126,6 @@ def unpacked(content: bytes, most_bytes: int) -> bytes:
         raise NoText(f"cannot be unpacked ({error})") from error
     if len(whole) > most_bytes:
         raise NoText(f"unpacks to more than {most_bytes:,} bytes, the limit")
+    if whole.startswith(_PACKED):  # whoever unpacks it again would have no limit
+        raise NoText("is packed twice; unpack it once")
     return whole

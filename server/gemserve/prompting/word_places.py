@@ -18,7 +18,9 @@ from gemserve.prompting.encoding import IntArray
 from gemserve.prompting.question_words import UNSPACED
 from gemserve.ranges import Ranges
 
-_WORD = re.compile(r"[^\W_]+")
+# accents behind their letter that SQLite's full-text index takes for parts of words
+_ACCENTS = r"[\u0300-\u0304\u0306-\u030c\u030f\u0311\u031b\u0323-\u0328\u032d\u032e\u0330\u0331]"
+_WORD = re.compile(rf"[^\W_]+(?:{_ACCENTS}[^\W_]*)*")
 _PIECE = 1 << 15  # characters; a pattern holds the interpreter lock until it finds something
 
 
@@ -34,7 +36,10 @@ def find_word_places(text: str, starts: IntArray, question: Ranges) -> tuple[Tok
     found: dict[str, list[int]] = {}
     patterns = []
     if words:
-        patterns.append(rf"(?<![^\W_])({'|'.join(map(re.escape, words))})(?![^\W_])")
+        patterns.append(
+            rf"(?<![^\W_])(?<!{_ACCENTS})({'|'.join(map(re.escape, words))})"
+            rf"(?![^\W_])(?!{_ACCENTS})"
+        )
     if pairs:
         patterns.append(f"(?=({'|'.join(map(re.escape, pairs))}))")
     for pattern in patterns:
@@ -54,7 +59,7 @@ def find_terms(asked: list[str]) -> tuple[list[str], list[str]]:
             found = [run] if len(run) == 1 else map("".join, pairwise(run))
             pairs |= dict.fromkeys(found)
         for word in _WORD.finditer(UNSPACED.sub(" ", text)):
-            words[word[0].casefold()] = None
+            words[_folded(word[0])] = None
     return list(words), list(pairs)
 
 
@@ -66,4 +71,16 @@ def _occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, int
         for match in pattern.finditer(text, start, min(len(text), stop + _PIECE)):
             if match.start() >= stop:
                 break
-            yield match[1].casefold(), match.start()
+            yield _folded(match[1]), match.start()
+
+
+def _folded(word: str) -> str:
+    """The word without its case, of as many characters: a pattern takes "ß" for one, not for two.
+
+    Each character is folded alone, because lower case of a Greek word depends on where it ends.
+    """
+    folded = word.casefold()
+    if len(folded) == len(word):
+        return folded
+    cases = ((c, (c.casefold(), c.lower())) for c in word)
+    return "".join(next((each for each in given if len(each) == 1), c) for c, given in cases)

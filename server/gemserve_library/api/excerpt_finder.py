@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from anyio import to_thread
@@ -13,6 +13,7 @@ from fastapi import Request
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.api.requests.engine_requests import EngineRequests
+from gemserve.api.requests.turns import TextTurns
 from gemserve.contract.events import Finished
 from gemserve.contract.filter_options import CANDIDATES
 from gemserve.engine.worker import Engine
@@ -24,11 +25,16 @@ from gemserve_library.api.timed_reading import read_in_time
 
 @dataclass(frozen=True, slots=True)
 class LibraryExcerpts:
-    """See `gemserve.api.routes.submission.ExcerptFinder`."""
+    """See `gemserve.api.routes.submission.ExcerptFinder`.
+
+    `searches`: a few at a time, because a library is searched by one request at a time, and those
+    that wait for it would hold the threads of everybody.
+    """
 
     shelf: Shelf
     engine: Engine
     has_cache: bool
+    searches: TextTurns = field(default_factory=TextTurns)
 
     async def put_in_front(
         self,
@@ -56,7 +62,7 @@ class LibraryExcerpts:
         assert isinstance(last, Finished)
         candidates = wanted.candidates or CANDIDATES
         find = partial(self.shelf.find, tenant, names, request, last, candidates)
-        found = await to_thread.run_sync(find)
+        found = await self.searches.run(http, tenant, 0, find)  # its text is paid for already
         wanted.found(found)
         length = num_bytes(found.excerpts.text)
         built = await again(length)

@@ -22,6 +22,7 @@ from gemserve.contract.requests import Request
 from gemserve.errors import ConfigError, LibraryError, LibraryNotFound, OtherModel, RequestError
 from gemserve.files.file_text import NoText, is_packed, unpacked
 from gemserve.prompting.answerable import Answerable
+from gemserve.prompting.stopping import check_stopped
 from gemserve_library.asking import find_excerpts
 from gemserve_library.folders import folder_of, holds_library, names_in
 from gemserve_library.library import Index, Library, remove_library, size_of, sweep
@@ -30,6 +31,10 @@ from gemserve_library.vectors import NO_HEADS, VectorRequests, vector_requests
 _OF_KEYS = ".keys"  # a name that no library can have
 _MOST_OPEN = 32  # libraries, each with a connection and a map of its keys
 _MOST_FILES = 100_000  # of libraries that are closed, of which it is known that they were searched
+
+
+class LibraryDiskFull(LibraryError):
+    """The libraries of a key are larger than they may be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +181,7 @@ class Shelf:
             with library.writing():
                 file = library.find_file(path)
                 if file is None:
+                    library.clean()  # it may have been read in part
                     return False
                 try:
                     library.remove_files([path])
@@ -192,8 +198,7 @@ class Shelf:
 
     def check_room(self, tenant: bytes, num_bytes: int) -> None:
         """Raise `RequestError` if the key's libraries may not grow by files of so many bytes."""
-        parent, limit = self._parent(tenant), self._config.library_disk_bytes
-        used = sum(size_of(parent / name) for name in names_in(parent))
+        used, limit = self._used_bytes(tenant), self._config.library_disk_bytes
         # a token of about four bytes has keys of a hundred bytes or more
         identity = self.requests.identity
         of_token = identity.num_key_heads * (identity.head_dim + 2)
@@ -206,6 +211,19 @@ class Shelf:
                 code="library_disk_full",
             )
 
+    def check_size(self, tenant: bytes) -> None:
+        """Raise `LibraryDiskFull` if the key's libraries are larger than they may be."""
+        used, limit = self._used_bytes(tenant), self._config.library_disk_bytes
+        if used > limit:
+            raise LibraryDiskFull(
+                f"the file needs too much: with it this key's libraries have {used} bytes, and may "
+                f"have {limit}"
+            )
+
+    def _used_bytes(self, tenant: bytes) -> int:
+        parent = self._parent(tenant)
+        return sum(size_of(parent / name) for name in names_in(parent))
+
     def find(
         self,
         tenant: bytes,
@@ -214,13 +232,17 @@ class Shelf:
         finished: Finished,
         candidates: int,
     ) -> Answerable:
-        """What libraries have of a request's question: see `find_excerpts`."""
+        """What libraries have of a request's question: see `find_excerpts`.
+
+        Raises `Stopped` if the client has left before it begins.
+        """
         while True:
             opened = {name: self._opened(tenant, name) for name in names}
             with ExitStack() as held:
                 # in one order for everybody, or two requests could wait for each other
                 for _, each in sorted(opened.items()):
                     held.enter_context(each.lock)
+                check_stopped()  # it may have waited for long
                 if any(each.is_gone for each in opened.values()):
                     continue  # it was closed meanwhile; if it was deleted, it is not found now
                 for each in opened.values():  # another process may have removed files

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import BinaryIO, Literal
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.worker import Engine
 from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
 from gemserve_library.adding import FileSource, add_files
-from gemserve_library.api.shelf import Shelf
+from gemserve_library.api.shelf import LibraryDiskFull, Shelf
 
 log = logging.getLogger("gemserve.api")
 Status = Literal["reading", "ready", "failed"]
@@ -205,9 +206,11 @@ class Uploads:
                     work = self._run(own, charge, upload)
                     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-                await to_thread.run_sync(
-                    self._add, tenant, name, upload, content, run, limiter=self._limiter
-                )
+                def charge_known(count: int) -> None:
+                    loop.call_soon_threadsafe(charge, count)
+
+                add = partial(self._add, tenant, name, upload, content, run, charge_known)
+                await to_thread.run_sync(add, limiter=self._limiter)
             upload.status = "ready"
             self._remove(*key, upload)
         except GemserveError as error:
@@ -230,12 +233,16 @@ class Uploads:
         upload: Upload,
         content: BinaryIO,
         run: Callable[[Request], Finished],
+        charge_known: Callable[[int], object],
     ) -> None:
-        """Read the file, in a thread. Raises `GemserveError` if that fails."""
+        """Read the file, in a thread. Raises `GemserveError` if that fails.
+
+        `charge_known` counts tokens that are not read again, but are cut and compared.
+        """
         _check(upload)
         library = self._shelf.open(tenant, name)
         try:
-            before = library.find_file(upload.path)
+            before, num_known = library.find_file(upload.path), 0
             source = FileSource(upload.path, content.read)
             # closed at once, so that whoever cancelled it finds nobody writing
             with closing(
@@ -243,13 +250,22 @@ class Uploads:
             ) as adding:
                 for added in adding:
                     upload.num_tokens = added.read_tokens
+                    charge_known(added.known_tokens - num_known)
+                    num_known = added.known_tokens
                     _check(upload)
+                    # what is stored, or left out, is no reason to end
+                    if not (added.files or added.unchanged or added.skipped):
+                        self._shelf.check_size(tenant)
             if added.skipped:
                 raise LibraryError(added.skipped[0][1])
             if upload.is_cancelled.is_set():
                 with library.writing():
                     library.remove_files([upload.path])
             after = library.find_file(upload.path)
+        except LibraryDiskFull:
+            with library.writing():
+                library.clean()  # of what was read of the file
+            raise
         finally:
             library.close()
         if before is not None and (after is None or after.id != before.id):

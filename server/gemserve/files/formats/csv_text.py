@@ -24,7 +24,7 @@ def read(content: bytes) -> str:
         raise Refused(str(error)) from None
     named = _NAMED.match(text)
     text = text[named.end() :] if named else text
-    first = next(filter(None, _QUOTED.sub("", text[:_LOOKED_AT]).splitlines()), "")
+    first = next(filter(str.strip, _QUOTED.sub("", text[:_LOOKED_AT]).splitlines()), "")
     separator = "\t" if "\t" in first else max(_SEPARATORS, key=first.count)
     separator = named[1] if named else separator
     if separator not in first:

@@ -35,9 +35,10 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
         for each in part.iter_parts():
             yield from _texts(cast(EmailMessage, each), depth + 1)
     elif kind == "multipart/alternative":
-        best = _best([cast(EmailMessage, each) for each in part.iter_parts()])
-        if best is not None:
-            yield from _parts(best, depth + 1)
+        parts = [cast(EmailMessage, each) for each in part.iter_parts()]
+        best = _best(parts)
+        for each in parts:
+            yield from _parts(each, depth + 1) if each is best else _attached(each, depth + 1)
     elif part.is_multipart():
         for each in part.iter_parts():
             yield from _parts(cast(EmailMessage, each), depth + 1)
@@ -45,6 +46,17 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
         yield _text(part, kind)
     else:
         yield f"Attached: {part.get_filename() or 'without a name'} ({kind})"
+
+
+def _attached(part: EmailMessage, depth: int) -> Iterator[str]:
+    """The texts of what is attached within a part that is not read itself."""
+    if depth > MOST_DEPTH:
+        raise Refused(f"has parts more than {MOST_DEPTH} deep in one another, the limit")
+    if part.get_filename() or part.is_attachment() or part.get_content_type() == "message/rfc822":
+        yield from _parts(part, depth)
+    elif part.is_multipart():
+        for each in part.iter_parts():
+            yield from _attached(cast(EmailMessage, each), depth + 1)
 
 
 def _best(parts: list[EmailMessage]) -> EmailMessage | None:

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any
 
 from bs4 import BeautifulSoup, Tag
+from bs4.element import Declaration, ProcessingInstruction
 
 from gemserve.files.formats import Refused
 from gemserve.files.plain_text import NotText, declared, decode
@@ -79,6 +80,13 @@ def markdown(html: str) -> str:
     parsed = _Page(html, "html.parser")
     for each in parsed(_LEFT_OUT):
         each.decompose()
+    for each in list(parsed.descendants):
+        if isinstance(each, Declaration | ProcessingInstruction):  # as of `<?xml version="1.0"?>`
+            each.extract()
+    if parsed.body:
+        for each in parsed("title"):
+            if not each.body:  # whatever follows a title without an end tag is within it
+                each.decompose()
     for each in parsed(list(_READ_AS)):
         each.name = _READ_AS[each.name]
     empty_cells = repeat(lambda: parsed.new_tag("td"), _MOST_FILLED)
@@ -86,7 +94,8 @@ def markdown(html: str) -> str:
         _fill_merged(empty_cells, each)
         _join_sections(each)
     converter = MarkdownConverter(heading_style="atx", strip=["a", "img"], bullets="-")
-    text: str = converter.convert_soup(parsed.body or parsed)
+    # a page may have several bodies, or text behind them
+    text: str = converter.convert_soup(parsed)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines()))
 
 

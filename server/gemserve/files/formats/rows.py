@@ -12,13 +12,15 @@ Row = Mapping[int, str]  # the cells that are not empty, by column
 def lines_of(rows: Iterable[Row]) -> Iterator[str]:
     """The header as it is, and each row behind it as "name: cell; name: cell".
 
-    The first row is a header if it has two cells or more, which all differ, and none is a number.
-    Without a header a row is its cells.
+    The first row with cells is a header if it has two cells or more, which all differ, and none is
+    a number. Without a header a row is its cells.
     """
     header: dict[int, str] | None = None
     for row in rows:
         cells = {column: " ".join(cell.split()) for column, cell in row.items()}
         cells = {column: cell for column, cell in cells.items() if cell}
+        if header is None and not cells:
+            continue  # a blank line in front of a table is no header
         if header is None:
             header = _names(cells)
             yield "; ".join(cells.values())

@@ -334,6 +334,18 @@ async def test_limits_of_documents_hold_over_all_replicas(
         assert third.json()["error"]["code"] == "too_many_documents"
 
 
+async def test_an_ingress_without_requests_drops_what_has_expired(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts stayed in its memory until the next request."""
+    monkeypatch.setattr("gemserve_fleet.replicas.ingress._EXPIRY_PERIOD_S", 0.1)
+    async with fleet_of(tokenizer, FakeCore()) as fleet:
+        body = {"text": "The river runs past the houses.", "ttl": 1}
+        assert (await fleet.client.post("/v1/documents", json=body)).status_code == 200
+        assert len(fleet.ingress._documents) == 1
+        await wait_for_async(lambda: not len(fleet.ingress._documents))
+
+
 # stopping
 
 

@@ -69,6 +69,7 @@ def last_words(path: str, message: str, code: str, request_id: str, last_body: b
 log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
+_EXPIRY_PERIOD_S = 60.0
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
 # A body of so many bytes is cut into chunks in another thread: 4 MB take 15 ms.
@@ -114,6 +115,7 @@ class Ingress:
         self.adapters = adapters
         self._metrics = metrics
         self._documents = DocumentCopies()
+        self._expiring: asyncio.TimerHandle | None = None
         self._secret = secrets.token_bytes(32)
         self._numbers = count(1)
         self._running: set[_Relaying] = set()
@@ -263,6 +265,8 @@ class Ingress:
                 relaying.place.charge(message.count, message.age_s)
             case DocumentsStored():
                 self._documents.add(request.tenant, message.copies)
+                if self._expiring is None:
+                    self._expire_later()
             case DocumentsMissing():
                 copies = self._documents.find(request.tenant, message.ids)
                 assert relaying.replica is not None
@@ -271,6 +275,17 @@ class Ingress:
                 )
             case _:
                 await relaying.pass_on(dict(message))
+
+    def _expire_later(self) -> None:
+        """Look again and again, as long as there are documents: no request may come any more."""
+        loop = asyncio.get_running_loop()
+        self._expiring = loop.call_later(_EXPIRY_PERIOD_S, self._drop_expired)
+
+    def _drop_expired(self) -> None:
+        self._documents.drop_expired()
+        self._expiring = None
+        if len(self._documents):
+            self._expire_later()
 
     async def _forget(self, request: RelayedRequest) -> None:
         """Have all replicas forget a document that one of them has deleted."""

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gemserve.api.access.quota import Quota
 from gemserve.engine.worker import Engine
 from tests.fakes import (
     BODIES,
@@ -142,6 +143,34 @@ async def test_a_replica_lost_before_the_reply_began_is_not_noticed(tokenizer: A
         gate.set()
         assert text_of(data_of(await asked)) == "one two"
         assert "gemserve_ingress_retries_total 1.0" in (await fleet.client.get("/metrics")).text
+
+
+async def test_a_request_that_is_tried_again_counts_once(
+    tokenizer: Any, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choices of the lost attempt still counted, so the second one was refused with a 429."""
+    settings: dict[str, Any] = {**keys, "concurrency_per_key": 3, "tokens_per_minute": 200}
+    charges: list[int] = []
+    charge = Quota.charge
+
+    def note(quota: Quota, key: bytes, tokens: int, age_s: float = 0.0) -> None:
+        charges.append(tokens)
+        charge(quota, key, tokens, age_s)
+
+    monkeypatch.setattr(Quota, "charge", note)
+    gate = threading.Event()
+    cores = [FakeCore(gate, FILTERED, "one ", "two") for _ in range(2)]
+    async with fleet_of(tokenizer, *cores, **settings) as fleet:
+        body = {**BODIES[CHAT], "n": 3}
+        asked = asyncio.create_task(fleet.client.post(CHAT, json=body, headers=ALICE))
+        fleet[await replica_at_work(fleet)].is_lost.set()
+        gate.set()
+        reply: httpx.Response = await asked
+        assert reply.status_code == 200, reply.text
+        usage = reply.json()["usage"]
+        assert sum(charges) == 3 * usage["prompt_tokens"] + usage["completion_tokens"]
+        again = await fleet.client.post(CHAT, json=body, headers=ALICE)
+        assert again.status_code == 200, again.text
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])

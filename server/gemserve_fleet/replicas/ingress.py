@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -217,6 +218,7 @@ class Ingress:
                         "The replica that was to answer is lost.", code="replica_lost"
                     ) from lost
                 self._metrics.retries.inc()
+                relaying.give_back()
             except Exception:  # the replica's application has failed, or there is a bug here
                 if not relaying.has_begun or relaying.is_over:
                     raise
@@ -260,9 +262,9 @@ class Ingress:
             case Accepted():
                 relaying.replica = message.replica
             case ChoicesAdded():
-                relaying.place.add_choices(message.count)
+                relaying.add_choices(message.count)
             case TokensUsed():
-                relaying.place.charge(message.count, message.age_s)
+                relaying.charge(message.count, message.age_s)
             case DocumentsStored():
                 self._documents.add(request.tenant, message.copies)
                 if self._expiring is None:
@@ -419,12 +421,31 @@ class _Relaying:
         self._start: Message | None = None
         self._last: Message | None = None
         self._body = b""
+        self._choices = 0  # that this attempt has added
+        self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
         self._stopped = asyncio.Event()
 
     @property
-    def place(self) -> Any:
+    def _place(self) -> Any:
         """The place in the key's quota. Only requests with a key have one."""
         return self._scope["state"]["place"]
+
+    def add_choices(self, count: int) -> None:
+        self._place.add_choices(count)
+        self._choices += count
+
+    def charge(self, tokens: int, age_s: float) -> None:
+        self._place.charge(tokens, age_s)
+        self._charges.append((tokens, time.monotonic() - age_s))
+
+    def give_back(self) -> None:
+        """Give back what a lost attempt has taken of the quota. The next one takes it again."""
+        if self._choices:
+            self._place.add_choices(-self._choices)
+        for tokens, used_s in self._charges:
+            self._place.charge(-tokens, time.monotonic() - used_s)
+        self._choices = 0
+        self._charges.clear()
 
     async def client_left(self) -> None:
         """Return when the client has left before its reply was whole, or the server stops."""

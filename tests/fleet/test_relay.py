@@ -332,6 +332,60 @@ async def test_a_document_is_known_wherever_a_request_lands(
         assert [each["id"] for each in listed] == [document_id]
 
 
+async def test_a_document_whose_client_leaves_is_stored_like_any_other(
+    tokenizer: Any, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one replica knew it, and nothing of its key's quota was taken while it was read."""
+    monkeypatch.setattr("gemserve_fleet.replicas.ingress._LEAVE_TIMEOUT_S", 0.1)
+    settings: dict[str, Any] = {**keys, "concurrency_per_key": 1}
+    gate, leaves = threading.Event(), asyncio.Event()
+    cores = [FakeCore(gate, FILTERED, "one") for _ in range(2)]
+    async with fleet_of(tokenizer, *cores, **settings) as fleet:
+        storing = asyncio.create_task(store_and_leave(fleet, leaves))
+        await replica_at_work(fleet)
+        leaves.set()
+        await asyncio.sleep(0.5)
+        second = await fleet.client.post("/v1/documents", json={"text": "x"}, headers=ALICE)
+        assert second.status_code == 429
+        gate.set()
+        await storing
+        for busy, free in (("r0", "r1"), ("r1", "r0")):
+            fleet[busy].load, fleet[free].load = 10**6, 0
+            listed = await fleet.client.get("/v1/documents", headers=ALICE)
+            assert len(listed.json()["data"]) == 1
+        assert (await fleet.client.post(CHAT, json=BODIES[CHAT], headers=ALICE)).is_success
+
+
+async def store_and_leave(fleet: Fleet, leaves: asyncio.Event) -> None:
+    """Store a document, as a client that disconnects. The server goes on; httpx would end it."""
+    body = json.dumps({"text": "The river runs past the houses. " * 20, "wait": True}).encode()
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+    headers = {**ALICE, "Content-Type": "application/json", "Host": "localhost"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/documents",
+        "raw_path": b"/v1/documents",
+        "query_string": b"",
+        "http_version": "1.1",
+        "scheme": "http",
+        "client": None,
+        "headers": [(name.lower().encode(), text.encode()) for name, text in headers.items()],
+    }
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        assert not leaves.is_set(), message
+
+    assert isinstance(fleet.client._transport, httpx.ASGITransport)
+    await fleet.client._transport.app(scope, receive, send)
+
+
 async def test_a_deleted_document_is_gone_everywhere(tokenizer: Any, keys: dict[str, str]) -> None:
     async with fleet_of(tokenizer, FakeCore(), FakeCore(), **keys) as fleet:
         document_id = await store(fleet, ALICE)

@@ -247,13 +247,22 @@ class Ingress:
     ) -> None:
         """Tell the replica when the client has left, and give it some time to end.
 
-        What it says last is still read: which tokens its key has to pay for.
+        What it says last is still read: which tokens its key has to pay for. A document is read to
+        its end, for which its key's place is held, and all replicas must know it then.
         """
         await relaying.client_left()
-        limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_TIMEOUT_S)
+        if not _stores_document(request):
+            self._end_soon(limit)
         if relaying.replica is not None:
             with suppress(ReplicaLost, ReplicaFailed, ReplicaUnavailable):
                 await self._replicas.call(relaying.replica, "leave", request.number)
+        if _stores_document(request):
+            await relaying.stopped.wait()
+            self._end_soon(limit)
+
+    @staticmethod
+    def _end_soon(limit: asyncio.Timeout) -> None:
+        limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_TIMEOUT_S)
 
     async def _take(
         self, relaying: _Relaying, request: RelayedRequest, message: FromReplica
@@ -414,6 +423,7 @@ class _Relaying:
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
+        self.stopped = asyncio.Event()  # the server stops
         self._scope = scope
         self._path = scope["path"]
         self._receive = receive
@@ -423,7 +433,6 @@ class _Relaying:
         self._body = b""
         self._choices = 0  # that this attempt has added
         self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
-        self._stopped = asyncio.Event()
 
     @property
     def _place(self) -> Any:
@@ -450,14 +459,14 @@ class _Relaying:
     async def client_left(self) -> None:
         """Return when the client has left before its reply was whole, or the server stops."""
         receiving = asyncio.create_task(self._wait_for_disconnect())
-        stopping = asyncio.create_task(self._stopped.wait())
+        stopping = asyncio.create_task(self.stopped.wait())
         try:
             await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             receiving.cancel()
             stopping.cancel()
         if not stopping.done() and self._last is not None:
-            await self._stopped.wait()  # what goes on after the reply is the replica's business
+            await self.stopped.wait()  # what goes on after the reply is the replica's business
         self.is_over = True
 
     async def _wait_for_disconnect(self) -> None:
@@ -476,7 +485,7 @@ class _Relaying:
                 self.is_over = True
                 error = EngineDead("shutting down")
                 await error_response(error)(self._scope, self._receive, self._send)
-        self._stopped.set()
+        self.stopped.set()
 
     async def pass_on(self, message: Message) -> None:
         """Send a message of the application, except for the last one: see `finish`."""
@@ -557,8 +566,11 @@ def _body_chunks(body: bytes, secret: bytes, tenant: bytes) -> tuple[TextChunk, 
 
 def _is_repeatable(request: RelayedRequest) -> bool:
     """May the request be sent again after a replica had it? Storing a document may not."""
-    method, path = request.scope["method"], request.scope["path"]
-    return method == "GET" or (method == "POST" and path != DOCUMENTS_PATH)
+    return request.scope["method"] in ("GET", "POST") and not _stores_document(request)
+
+
+def _stores_document(request: RelayedRequest) -> bool:
+    return request.scope["method"] == "POST" and request.scope["path"] == DOCUMENTS_PATH
 
 
 def _response_of(reply: WholeReply) -> Response:

@@ -22,6 +22,7 @@ from gemserve.cli.options import (
 )
 from gemserve.cli.startup_checks import Problems
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve_fleet.serve_command import problems_with_replicas
 
 TABLES = (
     (MODEL_OPTIONS, ModelConfig),
@@ -29,7 +30,7 @@ TABLES = (
     (SERVER_OPTIONS, ServerConfig),
 )
 # Ray's proxies listen, on what the cluster's configuration says.
-NOT_HERE = ("host", "port", "cache-dir", "tensor-parallel")
+NOT_HERE = ("host", "port")
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -51,7 +52,8 @@ def build(arguments: Mapping[str, Any]) -> Any:
         config, wrong = read_good_options(argparse.Namespace(), table, kind, environment)
         problems.note(*wrong)
         configs.append(config)
-    problems.raise_any()
     model, engine, server = configs
+    problems.note(*problems_with_replicas(num_replicas, model, engine, server))
+    problems.raise_any()
     settings = ReplicaSettings(num_threads=num_threads, model=model, engine=engine, server=server)
     return application(settings, num_replicas, has_gpu=model.device.startswith("cuda"))

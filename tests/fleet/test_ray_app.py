@@ -54,6 +54,23 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         build({"replicas": 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cache-dir", "/x"),
+        ("library-dir", "/x"),
+        ("calibrate", "later"),
+        ("device", "cuda:1"),
+        ("reader-device", "cuda:1"),
+        ("tensor-parallel", "2"),
+    ],
+)
+def test_what_replicas_refuse_is_refused_here_too(name: str, text: str) -> None:
+    """The fleet was deployed, and did something else, or failed on one box only."""
+    with pytest.raises(ConfigError, match=f"{name.replace('-', '_')}={text}: "):
+        build({name: text})
+
+
 def examples(page: str) -> list[Any]:
     """The YAML of a page."""
     text = (DOCS / page).read_text("utf-8")

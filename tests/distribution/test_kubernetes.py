@@ -285,6 +285,8 @@ def test_ray_accepts_the_configuration_and_ray_app_its_arguments() -> None:
     replicas = built._bound_deployment.init_args[1]._bound_deployment
     assert replicas.num_replicas == ray_argument("replicas")
     assert replicas.ray_actor_options["num_gpus"] == 1
+    drain_s = replicas._deployment_config.graceful_shutdown_timeout_s
+    assert RAY["rayClusterDeletionDelaySeconds"] >= drain_s  # of an old cluster
     (settings,) = replicas.init_args
     assert settings.engine.kv_memory_bytes == 40 << 30
     with pytest.raises(ConfigError, match="nonsense"):

@@ -54,6 +54,17 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         build({"replicas": 0})
 
 
+@pytest.mark.parametrize(("arguments", "drain_s"), [({}, 300), ({"drain": 1200}, 1200)])
+def test_running_requests_have_time_when_replicas_are_changed(
+    arguments: dict[str, Any], drain_s: float
+) -> None:
+    """They were cut after 10 s, at which Ray ends a replica whether or not it has requests."""
+    ingress = build(arguments)._bound_deployment
+    replica = ingress.init_args[1]._bound_deployment
+    assert replica._deployment_config.graceful_shutdown_timeout_s == drain_s
+    assert ingress._deployment_config.graceful_shutdown_timeout_s > drain_s
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -137,6 +137,11 @@ class Ingress:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop_running)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all requests have had their last event, and new ones are refused."""
+        return self._is_draining and all(each.is_over for each in self._running)
+
     def _stop_running(self) -> None:
         for relaying in self._running:
             relaying.stop()

@@ -238,6 +238,35 @@ async def test_a_client_that_leaves_ends_the_work(fleet: Fleet, gate: threading.
     assert await asyncio.to_thread(fleet[name].core.cancelled.wait, 5)
 
 
+async def test_a_slow_reader_holds_the_replica_up(tokenizer: Any) -> None:
+    """All of the answer waited in the ingress's memory, and limits of replies did not hold."""
+    reads, parts = asyncio.Event(), list[bytes]()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await reads.wait()
+            parts.append(message["body"])
+
+    def waiting_bytes(fleet: Fleet) -> int:
+        """What the replica has handed over, and nobody has read."""
+        (answering,) = fleet["r0"].relayed._running.values()
+        bodies = [each for each in answering._messages if isinstance(each, dict)]
+        return sum(len(each.get("body", b"")) for each in bodies)
+
+    core = FakeCore(FILTERED, *["x" * 50_000] * 200)
+    async with fleet_of(tokenizer, core) as fleet:
+        body = {**STREAMS[COMPLETIONS], "max_tokens": 300}
+        asking = asyncio.create_task(ask_raw(fleet, COMPLETIONS, body, asyncio.Event(), send))
+        await wait_for_async(lambda: core.started.is_set() and core.is_idle)
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            assert waiting_bytes(fleet) < 3 << 20
+        reads.set()
+        await asking
+        assert b"".join(parts).count(b"x" * 50_000) == 200
+        assert b"".join(parts).count(b"[DONE]") == 1
+
+
 # keys and quotas
 
 
@@ -358,14 +387,26 @@ async def test_a_document_whose_client_leaves_is_stored_like_any_other(
 
 async def store_and_leave(fleet: Fleet, leaves: asyncio.Event) -> None:
     """Store a document, as a client that disconnects. The server goes on; httpx would end it."""
-    body = json.dumps({"text": "The river runs past the houses. " * 20, "wait": True}).encode()
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def send(message: Any) -> None:
+        assert not leaves.is_set(), message
+
+    text = "The river runs past the houses. " * 20
+    await ask_raw(fleet, "/v1/documents", {"text": text, "wait": True}, leaves, send)
+
+
+async def ask_raw(
+    fleet: Fleet, path: str, body: dict[str, Any], leaves: asyncio.Event, send: Any
+) -> None:
+    """Ask as a server of HTTP does, whose client may leave and read slowly."""
+    content = json.dumps(body).encode()
+    messages = iter([{"type": "http.request", "body": content, "more_body": False}])
     headers = {**ALICE, "Content-Type": "application/json", "Host": "localhost"}
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/v1/documents",
-        "raw_path": b"/v1/documents",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "http_version": "1.1",
         "scheme": "http",
@@ -378,9 +419,6 @@ async def store_and_leave(fleet: Fleet, leaves: asyncio.Event) -> None:
             return message
         await leaves.wait()
         return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        assert not leaves.is_set(), message
 
     assert isinstance(fleet.client._transport, httpx.ASGITransport)
     await fleet.client._transport.app(scope, receive, send)

@@ -70,6 +70,7 @@ def last_words(path: str, message: str, code: str, request_id: str, last_body: b
 log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
+_TOLD_BYTES = 1 << 19  # well below what a replica may be ahead
 _EXPIRY_PERIOD_S = 60.0
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
@@ -291,6 +292,18 @@ class Ingress:
                 )
             case _:
                 await relaying.pass_on(dict(message))
+                await self._tell_taken(relaying, request, len(message.get("body", b"")))
+
+    async def _tell_taken(
+        self, relaying: _Relaying, request: RelayedRequest, num_bytes: int
+    ) -> None:
+        """Tell the replica how much has been passed on. It waits if that is too little."""
+        relaying.num_taken += num_bytes
+        if relaying.is_over or relaying.num_taken - relaying.num_told < _TOLD_BYTES:
+            return
+        relaying.num_told = relaying.num_taken
+        assert relaying.replica is not None
+        await self._replicas.call(relaying.replica, "taken", request.number, relaying.num_taken)
 
     def _expire_later(self) -> None:
         """Look again and again, as long as there are documents: no request may come any more."""
@@ -428,6 +441,7 @@ class _Relaying:
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
+        self.num_taken = self.num_told = 0  # bytes of the body, and those that the replica knows of
         self.stopped = asyncio.Event()  # the server stops
         self._scope = scope
         self._path = scope["path"]

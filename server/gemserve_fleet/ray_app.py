@@ -22,6 +22,7 @@ from gemserve.cli.options import (
 )
 from gemserve.cli.startup_checks import Problems
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
+from gemserve_fleet.serve_command import problems_with_replicas
 
 TABLES = (
     (MODEL_OPTIONS, ModelConfig),
@@ -29,7 +30,8 @@ TABLES = (
     (SERVER_OPTIONS, ServerConfig),
 )
 # Ray's proxies listen, on what the cluster's configuration says.
-NOT_HERE = ("host", "port", "cache-dir", "tensor-parallel")
+NOT_HERE = ("host", "port")
+DRAIN_S = "300"  # a deadline: Ray cuts what still runs
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -40,6 +42,7 @@ def build(arguments: Mapping[str, Any]) -> Any:
     texts = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
     num_replicas = read_value("replicas", texts.pop("replicas", "1"), number(1))
     num_threads = read_value("threads", texts.pop("threads", "1"), number(1))
+    drain_s = read_value("drain", texts.pop("drain", DRAIN_S), number(1, kind=float))
     problems, configs = Problems(), []
     named = {option.flag.removeprefix("--") for table, _ in TABLES for option in table}
     for name in texts.keys() - named | texts.keys() & set(NOT_HERE):
@@ -51,7 +54,9 @@ def build(arguments: Mapping[str, Any]) -> Any:
         config, wrong = read_good_options(argparse.Namespace(), table, kind, environment)
         problems.note(*wrong)
         configs.append(config)
-    problems.raise_any()
     model, engine, server = configs
+    problems.note(*problems_with_replicas(num_replicas, model, engine, server))
+    problems.raise_any()
     settings = ReplicaSettings(num_threads=num_threads, model=model, engine=engine, server=server)
-    return application(settings, num_replicas, has_gpu=model.device.startswith("cuda"))
+    has_gpu = model.device.startswith("cuda")
+    return application(settings, num_replicas, has_gpu=has_gpu, drain_s=drain_s)

@@ -11,7 +11,7 @@ import yaml
 
 from deploy import make_dashboard
 from gemserve.cli.main import make_parser
-from gemserve.http_server.draining_server import DRAIN_S
+from gemserve.http_server.draining_server import CLOSE_S, DRAIN_S, STEP_S
 from gemserve_fleet.replicas.cluster import OBJECT_STORE_BYTES
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from tests.distribution.test_docs import anchors
@@ -111,4 +111,4 @@ def test_what_compose_starts_has_options_of_the_command_line(path: Path) -> None
     arguments = re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert set(service["build"]["args"]) <= set(arguments)
     grace_s = int(service["stop_grace_period"].removesuffix("s"))
-    assert grace_s >= DRAIN_S + 10
+    assert grace_s >= DRAIN_S + STEP_S + CLOSE_S + 10

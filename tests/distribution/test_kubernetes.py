@@ -27,7 +27,7 @@ from gemserve.cli.options import (
 )
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
 from gemserve.errors import ConfigError
-from gemserve.http_server.draining_server import DRAIN_S
+from gemserve.http_server.draining_server import CLOSE_S, DRAIN_S, STEP_S
 from tests.distribution.test_deploy import DEPLOY, ROOT
 from tests.distribution.test_dockerfile import _arguments, _named
 
@@ -183,8 +183,8 @@ def test_an_engine_has_the_time_to_load_that_the_image_gives() -> None:
 
 def test_an_engine_has_the_time_to_drain() -> None:
     pause_s = container("engine")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    # uvicorn waits for 10 s more for connections
-    assert PODS["engine"]["terminationGracePeriodSeconds"] >= pause_s + DRAIN_S + 10
+    most_s = pause_s + DRAIN_S + STEP_S + CLOSE_S
+    assert PODS["engine"]["terminationGracePeriodSeconds"] >= most_s + 10
 
 
 def test_selectors_find_the_engines() -> None:
@@ -285,6 +285,8 @@ def test_ray_accepts_the_configuration_and_ray_app_its_arguments() -> None:
     replicas = built._bound_deployment.init_args[1]._bound_deployment
     assert replicas.num_replicas == ray_argument("replicas")
     assert replicas.ray_actor_options["num_gpus"] == 1
+    drain_s = replicas._deployment_config.graceful_shutdown_timeout_s
+    assert RAY["rayClusterDeletionDelaySeconds"] >= drain_s  # of an old cluster
     (settings,) = replicas.init_args
     assert settings.engine.kv_memory_bytes == 40 << 30
     with pytest.raises(ConfigError, match="nonsense"):

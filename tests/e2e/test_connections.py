@@ -268,6 +268,40 @@ def test_a_reader_who_stops_does_not_hold_up_the_end(
         wait_for(lambda: not server.server_state.connections, 5)
 
 
+class SlowCore(FakeCore):
+    """`is_slow`: set it, and the next step takes 3 s."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self.is_slow = threading.Event()
+
+    def step(self) -> Any:
+        if self.is_slow.is_set():
+            self.is_slow.clear()
+            time.sleep(3)
+        return super().step()
+
+
+def test_a_long_step_at_the_end_of_the_drain_cuts_no_stream(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections were dropped before the engine could end their requests."""
+    monkeypatch.setattr(http_server_module, "DRAIN_S", 0.5)
+    monkeypatch.setattr(http_server_module, "CLOSE_S", 1)
+    core = SlowCore(FILTERED, "a", threading.Event())
+    with served(core, tokenizer) as (port, server):
+        url = f"http://127.0.0.1:{port}{COMPLETIONS}"
+        with httpx.stream("POST", url, json={**BODY, "stream": True}) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            core.is_slow.set()
+            server.handle_exit(signal.SIGTERM, None)
+            events = [line.removeprefix("data: ") for line in lines if line]
+        assert events[-1] == "[DONE]"
+        (end,) = (each for each in map(json.loads, events[:-1]) if "error" in each)
+        assert end["error"]["code"] == "cancelled"
+
+
 def test_a_second_signal_ends_streams_with_their_last_event(tokenizer: Any) -> None:
     core = FakeCore(FILTERED, "a", threading.Event())
     with served(core, tokenizer) as (port, server):

@@ -67,8 +67,36 @@ def test_documents_expire_and_deleted_ones_are_remembered_until_then() -> None:
     clock.now_s += 50
     assert needed(copies, ALICE, "/v1/documents") == []
     assert copies.gone(ALICE) == (TWO,)
-    clock.now_s += 100
+    clock.now_s += 50
     assert copies.gone(ALICE) == ()
+
+
+def test_few_deleted_documents_are_remembered_and_not_for_long() -> None:
+    """All ids that a key had deleted within a day went with each of its requests."""
+    clock = Clock()
+    copies = DocumentCopies(clock)
+    for number in range(10_000):
+        copies.add(ALICE, [copy_of(f"doc-{number:032x}", 86_400)])
+        copies.remove(ALICE, f"doc-{number:032x}")
+    assert copies.gone(ALICE) == tuple(f"doc-{number:032x}" for number in range(9744, 10_000))
+    clock.now_s += 120
+    assert copies.gone(ALICE) == ()
+
+
+def test_nothing_is_kept_of_a_key_that_never_asks_again() -> None:
+    """The texts of its documents stayed in memory."""
+    clock = Clock()
+    copies = DocumentCopies(clock)
+    copies.add(ALICE, [copy_of(ONE, 10), copy_of(TWO, 10)])
+    copies.remove(ALICE, TWO)
+    clock.now_s += 10
+    copies.add(BOB, [copy_of(f"doc-{'3' * 32}")])
+    assert len(copies) == 1
+    assert ALICE not in copies._copies.keys() | copies._gone.keys()
+    copies.remove(BOB, f"doc-{'3' * 32}")
+    clock.now_s += 120
+    copies.drop_expired()
+    assert [copies._copies, copies._ends_s, copies._gone] == [{}, {}, {}]
 
 
 def test_a_replica_is_told_for_how_long_it_has_a_document() -> None:

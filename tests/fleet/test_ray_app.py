@@ -54,6 +54,34 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         build({"replicas": 0})
 
 
+@pytest.mark.parametrize(("arguments", "drain_s"), [({}, 300), ({"drain": 1200}, 1200)])
+def test_running_requests_have_time_when_replicas_are_changed(
+    arguments: dict[str, Any], drain_s: float
+) -> None:
+    """They were cut after 10 s, at which Ray ends a replica whether or not it has requests."""
+    ingress = build(arguments)._bound_deployment
+    replica = ingress.init_args[1]._bound_deployment
+    assert replica._deployment_config.graceful_shutdown_timeout_s == drain_s
+    assert ingress._deployment_config.graceful_shutdown_timeout_s > drain_s
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cache-dir", "/x"),
+        ("library-dir", "/x"),
+        ("calibrate", "later"),
+        ("device", "cuda:1"),
+        ("reader-device", "cuda:1"),
+        ("tensor-parallel", "2"),
+    ],
+)
+def test_what_replicas_refuse_is_refused_here_too(name: str, text: str) -> None:
+    """The fleet was deployed, and did something else, or failed on one box only."""
+    with pytest.raises(ConfigError, match=f"{name.replace('-', '_')}={text}: "):
+        build({name: text})
+
+
 def examples(page: str) -> list[Any]:
     """The YAML of a page."""
     text = (DOCS / page).read_text("utf-8")

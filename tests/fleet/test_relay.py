@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gemserve.api.access.quota import Quota
 from gemserve.engine.worker import Engine
 from tests.fakes import (
     BODIES,
@@ -144,6 +145,34 @@ async def test_a_replica_lost_before_the_reply_began_is_not_noticed(tokenizer: A
         assert "gemserve_ingress_retries_total 1.0" in (await fleet.client.get("/metrics")).text
 
 
+async def test_a_request_that_is_tried_again_counts_once(
+    tokenizer: Any, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choices of the lost attempt still counted, so the second one was refused with a 429."""
+    settings: dict[str, Any] = {**keys, "concurrency_per_key": 3, "tokens_per_minute": 200}
+    charges: list[int] = []
+    charge = Quota.charge
+
+    def note(quota: Quota, key: bytes, tokens: int, age_s: float = 0.0) -> None:
+        charges.append(tokens)
+        charge(quota, key, tokens, age_s)
+
+    monkeypatch.setattr(Quota, "charge", note)
+    gate = threading.Event()
+    cores = [FakeCore(gate, FILTERED, "one ", "two") for _ in range(2)]
+    async with fleet_of(tokenizer, *cores, **settings) as fleet:
+        body = {**BODIES[CHAT], "n": 3}
+        asked = asyncio.create_task(fleet.client.post(CHAT, json=body, headers=ALICE))
+        fleet[await replica_at_work(fleet)].is_lost.set()
+        gate.set()
+        reply: httpx.Response = await asked
+        assert reply.status_code == 200, reply.text
+        usage = reply.json()["usage"]
+        assert sum(charges) == 3 * usage["prompt_tokens"] + usage["completion_tokens"]
+        again = await fleet.client.post(CHAT, json=body, headers=ALICE)
+        assert again.status_code == 200, again.text
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
 async def test_a_request_that_two_replicas_were_lost_with_is_not_tried_again(
     tokenizer: Any, path: str
@@ -207,6 +236,35 @@ async def test_a_client_that_leaves_ends_the_work(fleet: Fleet, gate: threading.
     await wait_for_async(lambda: not fleet[name].relayed.num_running)
     gate.set()
     assert await asyncio.to_thread(fleet[name].core.cancelled.wait, 5)
+
+
+async def test_a_slow_reader_holds_the_replica_up(tokenizer: Any) -> None:
+    """All of the answer waited in the ingress's memory, and limits of replies did not hold."""
+    reads, parts = asyncio.Event(), list[bytes]()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await reads.wait()
+            parts.append(message["body"])
+
+    def waiting_bytes(fleet: Fleet) -> int:
+        """What the replica has handed over, and nobody has read."""
+        (answering,) = fleet["r0"].relayed._running.values()
+        bodies = [each for each in answering._messages if isinstance(each, dict)]
+        return sum(len(each.get("body", b"")) for each in bodies)
+
+    core = FakeCore(FILTERED, *["x" * 50_000] * 200)
+    async with fleet_of(tokenizer, core) as fleet:
+        body = {**STREAMS[COMPLETIONS], "max_tokens": 300}
+        asking = asyncio.create_task(ask_raw(fleet, COMPLETIONS, body, asyncio.Event(), send))
+        await wait_for_async(lambda: core.started.is_set() and core.is_idle)
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            assert waiting_bytes(fleet) < 3 << 20
+        reads.set()
+        await asking
+        assert b"".join(parts).count(b"x" * 50_000) == 200
+        assert b"".join(parts).count(b"[DONE]") == 1
 
 
 # keys and quotas
@@ -303,6 +361,69 @@ async def test_a_document_is_known_wherever_a_request_lands(
         assert [each["id"] for each in listed] == [document_id]
 
 
+async def test_a_document_whose_client_leaves_is_stored_like_any_other(
+    tokenizer: Any, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one replica knew it, and nothing of its key's quota was taken while it was read."""
+    monkeypatch.setattr("gemserve_fleet.replicas.ingress._LEAVE_TIMEOUT_S", 0.1)
+    settings: dict[str, Any] = {**keys, "concurrency_per_key": 1}
+    gate, leaves = threading.Event(), asyncio.Event()
+    cores = [FakeCore(gate, FILTERED, "one") for _ in range(2)]
+    async with fleet_of(tokenizer, *cores, **settings) as fleet:
+        storing = asyncio.create_task(store_and_leave(fleet, leaves))
+        await replica_at_work(fleet)
+        leaves.set()
+        await asyncio.sleep(0.5)
+        second = await fleet.client.post("/v1/documents", json={"text": "x"}, headers=ALICE)
+        assert second.status_code == 429
+        gate.set()
+        await storing
+        for busy, free in (("r0", "r1"), ("r1", "r0")):
+            fleet[busy].load, fleet[free].load = 10**6, 0
+            listed = await fleet.client.get("/v1/documents", headers=ALICE)
+            assert len(listed.json()["data"]) == 1
+        assert (await fleet.client.post(CHAT, json=BODIES[CHAT], headers=ALICE)).is_success
+
+
+async def store_and_leave(fleet: Fleet, leaves: asyncio.Event) -> None:
+    """Store a document, as a client that disconnects. The server goes on; httpx would end it."""
+
+    async def send(message: Any) -> None:
+        assert not leaves.is_set(), message
+
+    text = "The river runs past the houses. " * 20
+    await ask_raw(fleet, "/v1/documents", {"text": text, "wait": True}, leaves, send)
+
+
+async def ask_raw(
+    fleet: Fleet, path: str, body: dict[str, Any], leaves: asyncio.Event, send: Any
+) -> None:
+    """Ask as a server of HTTP does, whose client may leave and read slowly."""
+    content = json.dumps(body).encode()
+    messages = iter([{"type": "http.request", "body": content, "more_body": False}])
+    headers = {**ALICE, "Content-Type": "application/json", "Host": "localhost"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "http_version": "1.1",
+        "scheme": "http",
+        "client": None,
+        "headers": [(name.lower().encode(), text.encode()) for name, text in headers.items()],
+    }
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    assert isinstance(fleet.client._transport, httpx.ASGITransport)
+    await fleet.client._transport.app(scope, receive, send)
+
+
 async def test_a_deleted_document_is_gone_everywhere(tokenizer: Any, keys: dict[str, str]) -> None:
     async with fleet_of(tokenizer, FakeCore(), FakeCore(), **keys) as fleet:
         document_id = await store(fleet, ALICE)
@@ -332,6 +453,18 @@ async def test_limits_of_documents_hold_over_all_replicas(
         await store(fleet, ALICE)
         third = await fleet.client.post("/v1/documents", json={"text": "x"}, headers=ALICE)
         assert third.json()["error"]["code"] == "too_many_documents"
+
+
+async def test_an_ingress_without_requests_drops_what_has_expired(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts stayed in its memory until the next request."""
+    monkeypatch.setattr("gemserve_fleet.replicas.ingress._EXPIRY_PERIOD_S", 0.1)
+    async with fleet_of(tokenizer, FakeCore()) as fleet:
+        body = {"text": "The river runs past the houses.", "ttl": 1}
+        assert (await fleet.client.post("/v1/documents", json=body)).status_code == 200
+        assert len(fleet.ingress._documents) == 1
+        await wait_for_async(lambda: not len(fleet.ingress._documents))
 
 
 # stopping

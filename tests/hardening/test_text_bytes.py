@@ -231,6 +231,7 @@ def test_connections_leave_descriptors_for_replies(tmp_path: Path) -> None:
         "                'headers': [(b'content-length', b'2')]})\n"
         "    await send({'type': 'http.response.body', 'body': b'ok'})\n"
         "class Nothing:\n"
+        "    has_ended = True\n"
         "    def drain(self, timeout_s): pass\n"
         "    def stop(self, timeout_s=0): pass\n"
         "http_server(app, Nothing(), ServerConfig(port=int(sys.argv[1])), lifespan='off').run()\n"

@@ -182,6 +182,11 @@ class Engine:
         return self._death
 
     @property
+    def has_ended(self) -> bool:
+        """Whether every request has ended, and there will be no other ones."""
+        return self._death is not None
+
+    @property
     def thread_id(self) -> int:
         return self._worker.ident or 0
 

@@ -20,11 +20,18 @@ from gemserve.http_server.connections import MAX_HEAD_BYTES, connection_limits, 
 from gemserve.http_server.descriptors import RareAcceptErrors, fit_connections
 
 DRAIN_S = 25  # seconds that running requests may take to finish after SIGTERM
+STEP_S = 15  # that the step may take which is under way then: its requests end after it
 CLOSE_S = 5  # that clients then have to read what is left of their replies
+_POLL_S = 0.1
 
 
 class Stoppable(Protocol):
     """What has the running requests: an engine, or what stands in front of several."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all requests have had their last event, and there will be no other ones."""
+        ...
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and stop after `timeout_s`."""
@@ -41,8 +48,8 @@ class HttpServer(uvicorn.Server):
     First it goes on to listen until all requests have ended, for `DRAIN_S` seconds at most:
     meanwhile `/ready` says that it is draining, and new requests get a 503. The second signal ends
     all requests, each with its last event. The third one ends the connections as they are. A client
-    that does not read its reply holds the end up for `CLOSE_S`. `on_listening` is called once, with
-    the port, as soon as connections are accepted.
+    that does not read its reply holds the end up for `CLOSE_S`, and a long step for `STEP_S`.
+    `on_listening` is called once, with the port, as soon as connections are accepted.
     """
 
     on_listening: Callable[[int], None] | None = None
@@ -86,14 +93,18 @@ class HttpServer(uvicorn.Server):
             self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the connections; those whose clients do not read, after `CLOSE_S`."""
-        timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop_connections)
+        """Close the connections; those whose clients do not read, when the engine has ended."""
+        dropping = asyncio.create_task(self._drop_connections())
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
+            dropping.cancel()
 
-    def _drop_connections(self) -> None:
+    async def _drop_connections(self) -> None:
+        latest_s = time.monotonic() + STEP_S
+        while not self._engine.has_ended and time.monotonic() < latest_s:
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(CLOSE_S)
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None:
@@ -121,7 +132,7 @@ def http_server(
         "backlog": backlog,
         "log_level": "info",
         "timeout_keep_alive": 30,
-        # longer than the engine drains, so that every reply ends before connections are closed
+        # longer than `STEP_S` and `CLOSE_S`, so that every reply ends before its task is cancelled
         "timeout_graceful_shutdown": DRAIN_S + 10,
         "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
         "http": limited_protocol(connection_limits(config)),

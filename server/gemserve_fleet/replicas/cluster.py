@@ -32,7 +32,7 @@ MAX_ONGOING_REQUESTS = 4096
 MAX_QUEUED_REQUESTS = 256  # that wait for a replica while all of them have so many
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 5.0  # three in a row end a replica
-STOP_TIMEOUT_S = 10.0  # for a replica to stop, after its requests have ended
+_STOP_TIMEOUT_S = 10.0  # for a replica to stop, after the ingress has drained
 # Bodies and parts of replies that pass between processes and are too large for a message.
 OBJECT_STORE_BYTES = 512 << 20
 _MOST_FAILURE_CHARS = 4000
@@ -121,13 +121,16 @@ def deploy(settings: ReplicaSettings, num_replicas: int, has_gpu: bool) -> Deplo
     from ray import serve
     from ray.serve.api import RunTarget
 
-    application = replica_deployment(num_replicas, has_gpu).bind(settings)
+    application = replica_deployment(num_replicas, has_gpu, _STOP_TIMEOUT_S).bind(settings)
     target = RunTarget(application, name=APPLICATION, route_prefix=None)
     return serve.run_many([target], wait_for_applications_running=False)[0]
 
 
-def replica_deployment(num_replicas: int, has_gpu: bool) -> Any:
-    """The deployment `replica`, to be bound to its `ReplicaSettings`."""
+def replica_deployment(num_replicas: int, has_gpu: bool, stop_timeout_s: float) -> Any:
+    """The deployment `replica`, to be bound to its `ReplicaSettings`.
+
+    `stop_timeout_s`: for a replica that Ray stops to end its running requests, and then itself.
+    """
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -142,7 +145,7 @@ def replica_deployment(num_replicas: int, has_gpu: bool) -> Any:
         max_queued_requests=MAX_QUEUED_REQUESTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=STOP_TIMEOUT_S,
+        graceful_shutdown_timeout_s=stop_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
         max_constructor_retry_count=1,  # a model that cannot be loaded cannot be loaded later
         logging_config=serve_logging(),

@@ -16,30 +16,40 @@ from gemserve_fleet.replicas.messages import DocumentCopy
 
 PATH = "/v1/documents"
 _ID = re.compile(rb"doc-[0-9a-f]{32}")
+_GONE_S = 120.0  # in which late messages have come, and replicas that hang were killed
+_MOST_GONE = 256  # deleted ids of a key, which go with each of its requests
 _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")  # JSON may write any character so
 
 
 class DocumentCopies:
-    """Copies by tenant and id. Those that were deleted are remembered until they would expire."""
+    """Copies by tenant and id. Those that were deleted are remembered for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._copies: dict[bytes, dict[str, DocumentCopy]] = {}
         self._ends_s: dict[str, float] = {}  # by id, when it expires
-        self._gone: dict[bytes, dict[str, float]] = {}  # when they would have expired
+        self._gone: dict[bytes, dict[str, float]] = {}  # until when they are remembered
+
+    def __len__(self) -> int:
+        return len(self._ends_s)
 
     def add(self, tenant: bytes, copies: Sequence[DocumentCopy]) -> None:
+        self.drop_expired()
         gone = self._gone.get(tenant, {})
-        known = self._copies.setdefault(tenant, {})
         for copy in copies:
             if copy.id not in gone:
-                known[copy.id] = copy
+                self._copies.setdefault(tenant, {})[copy.id] = copy
                 self._ends_s.setdefault(copy.id, self._clock() + copy.left_s)
 
     def remove(self, tenant: bytes, document_id: str) -> None:
-        copy = self._copies.get(tenant, {}).pop(document_id, None)
-        if copy is not None:
-            self._gone.setdefault(tenant, {})[document_id] = self._ends_s.pop(document_id)
+        self.drop_expired()
+        if document_id not in self._copies.get(tenant, {}):
+            return
+        del self._copies[tenant][document_id]
+        gone = self._gone.setdefault(tenant, {})
+        gone[document_id] = min(self._ends_s.pop(document_id), self._clock() + _GONE_S)
+        if len(gone) > _MOST_GONE:
+            del gone[next(iter(gone))]
 
     def find(self, tenant: bytes, ids: Sequence[str]) -> list[DocumentCopy]:
         known = self._living(tenant)
@@ -56,20 +66,24 @@ class DocumentCopies:
 
     def gone(self, tenant: bytes) -> tuple[str, ...]:
         """Those that a replica may still have."""
-        now_s, gone = self._clock(), self._gone.get(tenant, {})
-        for document_id in [each for each, ends_s in gone.items() if ends_s <= now_s]:
-            del gone[document_id]
-        if not gone:
-            self._gone.pop(tenant, None)
-        return tuple(gone)
+        now_s = self._clock()
+        return tuple(each for each, ends_s in self._gone.get(tenant, {}).items() if ends_s > now_s)
+
+    def drop_expired(self) -> None:
+        """Drop what has expired, of all tenants: they may never ask again."""
+        now_s = self._clock()
+        self._copies = {each: known for each in self._copies if (known := self._living(each))}
+        self._ends_s = {each: ends_s for each, ends_s in self._ends_s.items() if ends_s > now_s}
+        for tenant in list(self._gone):
+            left = {each: ends_s for each, ends_s in self._gone[tenant].items() if ends_s > now_s}
+            if left:
+                self._gone[tenant] = left
+            else:
+                del self._gone[tenant]
 
     def _living(self, tenant: bytes) -> dict[str, DocumentCopy]:
         now_s, known = self._clock(), self._copies.get(tenant, {})
-        for document_id in [each for each in known if self._ends_s[each] <= now_s]:
-            del known[document_id], self._ends_s[document_id]
-        if not known:
-            self._copies.pop(tenant, None)
-        return known
+        return {each: copy for each, copy in known.items() if self._ends_s[each] > now_s}
 
     def _as_sent(self, copies: Iterable[DocumentCopy]) -> list[DocumentCopy]:
         now_s = self._clock()

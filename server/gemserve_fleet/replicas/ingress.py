@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -69,6 +70,8 @@ def last_words(path: str, message: str, code: str, request_id: str, last_body: b
 log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
+_TOLD_BYTES = 1 << 19  # well below what a replica may be ahead
+_EXPIRY_PERIOD_S = 60.0
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
 # A body of so many bytes is cut into chunks in another thread: 4 MB take 15 ms.
@@ -114,6 +117,7 @@ class Ingress:
         self.adapters = adapters
         self._metrics = metrics
         self._documents = DocumentCopies()
+        self._expiring: asyncio.TimerHandle | None = None
         self._secret = secrets.token_bytes(32)
         self._numbers = count(1)
         self._running: set[_Relaying] = set()
@@ -133,6 +137,11 @@ class Ingress:
         self._is_draining = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop_running)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all requests have had their last event, and new ones are refused."""
+        return self._is_draining and all(each.is_over for each in self._running)
 
     def _stop_running(self) -> None:
         for relaying in self._running:
@@ -215,6 +224,7 @@ class Ingress:
                         "The replica that was to answer is lost.", code="replica_lost"
                     ) from lost
                 self._metrics.retries.inc()
+                relaying.give_back()
             except Exception:  # the replica's application has failed, or there is a bug here
                 if not relaying.has_begun or relaying.is_over:
                     raise
@@ -243,13 +253,22 @@ class Ingress:
     ) -> None:
         """Tell the replica when the client has left, and give it some time to end.
 
-        What it says last is still read: which tokens its key has to pay for.
+        What it says last is still read: which tokens its key has to pay for. A document is read to
+        its end, for which its key's place is held, and all replicas must know it then.
         """
         await relaying.client_left()
-        limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_TIMEOUT_S)
+        if not _stores_document(request):
+            self._end_soon(limit)
         if relaying.replica is not None:
             with suppress(ReplicaLost, ReplicaFailed, ReplicaUnavailable):
                 await self._replicas.call(relaying.replica, "leave", request.number)
+        if _stores_document(request):
+            await relaying.stopped.wait()
+            self._end_soon(limit)
+
+    @staticmethod
+    def _end_soon(limit: asyncio.Timeout) -> None:
+        limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_TIMEOUT_S)
 
     async def _take(
         self, relaying: _Relaying, request: RelayedRequest, message: FromReplica
@@ -258,11 +277,13 @@ class Ingress:
             case Accepted():
                 relaying.replica = message.replica
             case ChoicesAdded():
-                relaying.place.add_choices(message.count)
+                relaying.add_choices(message.count)
             case TokensUsed():
-                relaying.place.charge(message.count, message.age_s)
+                relaying.charge(message.count, message.age_s)
             case DocumentsStored():
                 self._documents.add(request.tenant, message.copies)
+                if self._expiring is None:
+                    self._expire_later()
             case DocumentsMissing():
                 copies = self._documents.find(request.tenant, message.ids)
                 assert relaying.replica is not None
@@ -271,6 +292,29 @@ class Ingress:
                 )
             case _:
                 await relaying.pass_on(dict(message))
+                await self._tell_taken(relaying, request, len(message.get("body", b"")))
+
+    async def _tell_taken(
+        self, relaying: _Relaying, request: RelayedRequest, num_bytes: int
+    ) -> None:
+        """Tell the replica how much has been passed on. It waits if that is too little."""
+        relaying.num_taken += num_bytes
+        if relaying.is_over or relaying.num_taken - relaying.num_told < _TOLD_BYTES:
+            return
+        relaying.num_told = relaying.num_taken
+        assert relaying.replica is not None
+        await self._replicas.call(relaying.replica, "taken", request.number, relaying.num_taken)
+
+    def _expire_later(self) -> None:
+        """Look again and again, as long as there are documents: no request may come any more."""
+        loop = asyncio.get_running_loop()
+        self._expiring = loop.call_later(_EXPIRY_PERIOD_S, self._drop_expired)
+
+    def _drop_expired(self) -> None:
+        self._documents.drop_expired()
+        self._expiring = None
+        if len(self._documents):
+            self._expire_later()
 
     async def _forget(self, request: RelayedRequest) -> None:
         """Have all replicas forget a document that one of them has deleted."""
@@ -397,6 +441,8 @@ class _Relaying:
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
+        self.num_taken = self.num_told = 0  # bytes of the body, and those that the replica knows of
+        self.stopped = asyncio.Event()  # the server stops
         self._scope = scope
         self._path = scope["path"]
         self._receive = receive
@@ -404,24 +450,42 @@ class _Relaying:
         self._start: Message | None = None
         self._last: Message | None = None
         self._body = b""
-        self._stopped = asyncio.Event()
+        self._choices = 0  # that this attempt has added
+        self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
 
     @property
-    def place(self) -> Any:
+    def _place(self) -> Any:
         """The place in the key's quota. Only requests with a key have one."""
         return self._scope["state"]["place"]
+
+    def add_choices(self, count: int) -> None:
+        self._place.add_choices(count)
+        self._choices += count
+
+    def charge(self, tokens: int, age_s: float) -> None:
+        self._place.charge(tokens, age_s)
+        self._charges.append((tokens, time.monotonic() - age_s))
+
+    def give_back(self) -> None:
+        """Give back what a lost attempt has taken of the quota. The next one takes it again."""
+        if self._choices:
+            self._place.add_choices(-self._choices)
+        for tokens, used_s in self._charges:
+            self._place.charge(-tokens, time.monotonic() - used_s)
+        self._choices = 0
+        self._charges.clear()
 
     async def client_left(self) -> None:
         """Return when the client has left before its reply was whole, or the server stops."""
         receiving = asyncio.create_task(self._wait_for_disconnect())
-        stopping = asyncio.create_task(self._stopped.wait())
+        stopping = asyncio.create_task(self.stopped.wait())
         try:
             await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             receiving.cancel()
             stopping.cancel()
         if not stopping.done() and self._last is not None:
-            await self._stopped.wait()  # what goes on after the reply is the replica's business
+            await self.stopped.wait()  # what goes on after the reply is the replica's business
         self.is_over = True
 
     async def _wait_for_disconnect(self) -> None:
@@ -440,7 +504,7 @@ class _Relaying:
                 self.is_over = True
                 error = EngineDead("shutting down")
                 await error_response(error)(self._scope, self._receive, self._send)
-        self._stopped.set()
+        self.stopped.set()
 
     async def pass_on(self, message: Message) -> None:
         """Send a message of the application, except for the last one: see `finish`."""
@@ -521,8 +585,11 @@ def _body_chunks(body: bytes, secret: bytes, tenant: bytes) -> tuple[TextChunk, 
 
 def _is_repeatable(request: RelayedRequest) -> bool:
     """May the request be sent again after a replica had it? Storing a document may not."""
-    method, path = request.scope["method"], request.scope["path"]
-    return method == "GET" or (method == "POST" and path != DOCUMENTS_PATH)
+    return request.scope["method"] in ("GET", "POST") and not _stores_document(request)
+
+
+def _stores_document(request: RelayedRequest) -> bool:
+    return request.scope["method"] == "POST" and request.scope["path"] == DOCUMENTS_PATH
 
 
 def _response_of(reply: WholeReply) -> Response:

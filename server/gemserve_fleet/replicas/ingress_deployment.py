@@ -27,7 +27,8 @@ from gemserve_fleet.replicas.ray_replicas import RayReplicas
 from gemserve_fleet.replicas.replica import ReplicaSettings, log_to_stderr
 from gemserve_fleet.replicas.router_link import ROUTER_LINK
 
-DRAIN_S = 60.0  # for running requests, when the ingress is replaced
+# So that it tells clients of replicas that have not ended their requests within the drain.
+_LONGER_DRAIN_S = 30.0
 # A cluster without its head is lost in any case. So the ingress is there, and the loss of any other
 # node ends no stream but those of its replicas.
 _ON_HEAD = {"node:__internal_head__": 0.001}
@@ -70,8 +71,13 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def application(settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool) -> Any:
-    """The application for `serve run`: the ingress, bound to the replicas."""
+def application(
+    settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool, drain_s: float
+) -> Any:
+    """The application for `serve run`: the ingress, bound to the replicas.
+
+    `drain_s`: for running requests, when replicas are replaced, moved or become fewer.
+    """
     ingress = serve.deployment(
         serve.ingress()(IngressDeployment),
         name="ingress",
@@ -81,9 +87,9 @@ def application(settings: ReplicaSettings, num_replicas: int, *, has_gpu: bool) 
         max_queued_requests=settings.server.max_connections,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_timeout_s=drain_s + _LONGER_DRAIN_S,
         logging_config=serve_logging(),
         ray_actor_options={"num_cpus": 0, "resources": _ON_HEAD},
     )
-    replicas = replica_deployment(num_replicas, has_gpu).bind(settings)
+    replicas = replica_deployment(num_replicas, has_gpu, drain_s).bind(settings)
     return ingress.bind(settings.server, replicas)

@@ -31,6 +31,8 @@ from gemserve_fleet.replicas.staged_adapters import StagedAdapters
 from gemserve_fleet.replicas.text_chunks import TextChunk
 
 _COPIES_TIMEOUT_S = 60.0  # in which the ingress must send copies of documents
+# Bytes of a reply that the ingress has not passed on, after which the application waits.
+_MOST_ON_THE_WAY = 1 << 20
 _LEAVE_TIMEOUT_S = 10.0  # in which the application ends when its client has left
 
 
@@ -105,7 +107,7 @@ class RelayedApp:
 
     async def answer_whole(self, request: RelayedRequest) -> WholeReply:
         """The reply to a request that does not stream, and for which nobody has to pay."""
-        status, headers, parts = 500, (), list[bytes]()
+        status, headers, parts, num_bytes = 500, (), list[bytes](), 0
         async for batch in self.answer(request):
             for message in batch:
                 if not isinstance(message, dict):
@@ -114,6 +116,8 @@ class RelayedApp:
                     status, headers = message["status"], tuple(message["headers"])
                 else:
                     parts.append(message.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    self.taken(request.number, num_bytes)
         return WholeReply(self._replica, status, headers, b"".join(parts))
 
     async def _run(self, answering: _Answering) -> None:
@@ -124,6 +128,12 @@ class RelayedApp:
         answering = self._running.get(number)
         if answering is not None:
             answering.leave()
+
+    def taken(self, number: str, num_bytes: int) -> None:
+        """So much of the body of a request's reply has been passed on, since its beginning."""
+        answering = self._running.get(number)
+        if answering is not None:
+            answering.take(num_bytes)
 
     def adopt(self, tenant: bytes, copies: Sequence[DocumentCopy], number: str) -> None:
         """Store documents that another replica has read, for a request that waits for them."""
@@ -206,6 +216,8 @@ class _Answering:
         self._replica = replica
         self._is_received = False
         self._left = asyncio.Event()
+        self._num_sent = self._num_taken = 0  # bytes of the body
+        self._has_room = asyncio.Event()
         self._messages: list[FromReplica] = []
         self._changed = asyncio.Event()
         self._num_holds = 0  # of the application, and of what goes on after its reply
@@ -235,6 +247,11 @@ class _Answering:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
+        """Wait as long as the client is far behind, as a server of HTTP does."""
+        while self._num_sent - self._num_taken > _MOST_ON_THE_WAY and not self._left.is_set():
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._num_sent += len(message.get("body", b""))
         if self._store is not None and message["type"] == "http.response.start":
             self._tell_stored(self._store)
         self.tell(dict(message))
@@ -251,6 +268,11 @@ class _Answering:
 
     def leave(self) -> None:
         self._left.set()
+        self._has_room.set()
+
+    def take(self, num_bytes: int) -> None:
+        self._num_taken = max(self._num_taken, num_bytes)
+        self._has_room.set()
 
     def tell(self, message: FromReplica) -> None:
         self._messages.append(message)

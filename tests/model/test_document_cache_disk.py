@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.cache.files import FileWriter, read_info
 from gemserve.engine.core import Core
 from gemserve.engine.reuse import disk as cache_disk
+from gemserve.engine.reuse import disk_threads as cache_threads
 from gemserve.model.passes.causal_model import CausalModel
 from tests import models
 from tests.cores import core_over
@@ -424,4 +426,30 @@ def test_loading_that_would_take_longer_is_not_begun(
     assert core._disk is not None
     core._disk._bytes_per_s = 1000.0
     assert cached_tokens(list(core.run_alone(asked(1)))) == 0
+    core.close()
+
+
+def test_a_file_that_gives_way_before_it_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was counted, and named in the log, as if the disk had failed."""
+    write_document(tmp_path)
+    core = disk_core(tmp_path)
+    assert core._disk is not None
+    gate, opened = threading.Event(), cache_threads.open_plain
+
+    def late(*arguments: Any) -> int:
+        gate.wait(20)
+        return opened(*arguments)
+
+    monkeypatch.setattr(cache_threads, "open_plain", late)
+    job = core.add(asked(1))
+    core.step()
+    assert job.sequence.is_loading
+    core._disk.folder.make_room(core._disk.folder._limit)
+    gate.set()
+    while not core.is_idle:
+        core.step()
+    assert core._disk.counts.errors == 0
+    assert "is removed" not in caplog.text
     core.close()

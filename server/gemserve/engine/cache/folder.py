@@ -65,6 +65,10 @@ class CacheFolder:
         """How fast the server computed when it wrote the newest file."""
         return self.files[-1].seconds_per_cost if self._files else None
 
+    def has(self, info: FileInfo) -> bool:
+        """Is it this file that there is under its path?"""
+        return self._files.get(info.path) is info
+
     def find(self, chain: Sequence[bytes]) -> tuple[FileInfo | None, int]:
         """The file with the longest common beginning, and how many links of the chain it has."""
         for count in range(len(chain), 0, -1):

@@ -405,7 +405,9 @@ class DiskCache:
 
     def _end_load(self, load: PassLoad | SegmentLoad, error: Exception | None) -> None:
         self._loads.remove(load)
-        if error is not None:
+        if isinstance(error, FileNotFoundError) and not self.folder.has(load.info):
+            pass  # it gave way to another one before it was opened
+        elif error is not None:
             self.counts.errors += 1
             log.warning("document cache: %s is removed: %s", load.info.path, error)
             self.folder.remove(load.info)

@@ -39,6 +39,13 @@ _HALVES, _DOWN = ("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_down_exps.
 _SHARED_GATE = "ffn_gate_inp_shexp.weight"  # a row in transformers, a vector in files
 _BLOCKS_AT_ONCE = 1 << 14
 _FACTORS = "rope_freqs.weight"
+# Tokens that end an answer whatever the file's settings say, as in llama.cpp. "</s>" is not one:
+# in Gemma's vocabulary it is an HTML tag.
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "<|end_of_text|>", "<end_of_utterance>"),
+)
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens that text cannot spell by chance
 
 
 def find_gguf(model: str) -> Path | None:
@@ -87,7 +94,7 @@ def load_config(file: GgufFile) -> Any:
     config = AutoConfig.for_model(family.model_type, **settings_of(file))
     _apply_rope_scaling(file, config)
     ends = _eos_ids(file)
-    if len(ends) > 1:
+    if ends:
         config.eos_token_id = ends
     has_blocks = any(_EXACT.get(tensor.type_id) != torch.float32 for tensor in file.tensors)
     config.dtype = torch.bfloat16 if has_blocks else torch.float32
@@ -106,9 +113,23 @@ def _check_layers(file: GgufFile) -> None:
 
 
 def _eos_ids(file: GgufFile) -> list[int]:
-    """The file's tokens that end an answer. The end of a turn and of a text may differ."""
+    """The file's tokens that end an answer. The end of a turn and of a text may differ.
+
+    Many files name only the end of a text. The others are found by their names, as llama.cpp does.
+    """
     named = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(index for index in named if index is not None))
+    ends = [index for index in named if index is not None]
+    tokens, types, more = (
+        found if isinstance(found := file.metadata.get(f"tokenizer.ggml.{name}"), list) else []
+        for name in ("tokens", "token_type", "eos_token_ids")
+    )
+    ends += [index for index in more if type(index) is int and 0 <= index < len(tokens)]
+    ends += [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS
+    ]
+    return list(dict.fromkeys(ends))
 
 
 def _apply_rope_scaling(file: GgufFile, config: Any) -> None:

@@ -38,6 +38,16 @@ def test_a_scaling_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
         load(config(file))
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_without_a_factor_is_refused(tmp_path: Path, kind: str) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", kind)
+
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf", change=change)
+    with pytest.raises(ModelError, match=r"llama\.rope\.scaling\.factor=None: must be a number"):
+        load(config(file))
+
+
 def test_names(llama: Path, tmp_path: Path) -> None:
     assert loader.open_checkpoint(config(llama)).source == str(llama)
     assert loader.open_checkpoint(config(llama.parent)).source == str(llama)

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,20 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
     if stretched or kind not in (None, "none", "linear", "yarn"):
         what = ", ".join(stretched) or f"rope.scaling.type {kind!r}"
         raise ModelError(f"{file.path}: its RoPE is scaled in a way not read from GGUF: {what}")
+    factor = file.setting("rope.scaling.factor")
+    if factor is None:
+        factor = file.setting("rope.scale_linear")  # the setting's old name
+    if factor in (0, 1):  # 0 stands for none, as in llama.cpp
+        kind = None
+    elif kind is None and factor is not None:
+        kind = "linear"
     if kind in ("linear", "yarn"):
-        scaling = {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+        if not isinstance(factor, (int, float)) or not 0 < factor < inf:
+            raise ModelError(
+                f"{file.path}: {file.architecture}.rope.scaling.factor={shown(factor)}: must be a "
+                f"number above 0 for RoPE scaling {kind!r}"
+            )
+        scaling = {"rope_type": kind, "factor": factor}
         original = file.setting("rope.scaling.original_context_length")
         if original is not None:
             scaling["original_max_position_embeddings"] = original

@@ -8,8 +8,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
@@ -224,13 +226,33 @@ def test_settings_that_the_tensors_contradict_take_no_memory(
     llama: Path, tmp_path: Path, name: str, value: int, message: str
 ) -> None:
     """Two thousand million layers were begun to be built before the first was missed."""
+    with pytest.raises(ModelError, match=message):
+        load(config(with_setting(llama, tmp_path / "a.gguf", name, value)))
+
+
+def test_a_head_that_rope_factors_contradict_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers computed two thousand million frequencies to compare them with eight."""
+    factors = np.ones(8, np.float32)
+    file = gguf_files.save(
+        "llama",
+        tmp_path / "tiny.gguf",
+        change=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
+    )
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "llama3", None)  # which must not be called
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is not Llama 3's scaling"):
+        load(config(with_setting(file, tmp_path / "a.gguf", "attention.key_length", 2**32 - 2)))
+
+
+def with_setting(llama: Path, path: Path, name: str, value: int) -> Path:
+    """The file with another value of the setting."""
     key = f"llama.{name}".encode()
     content = bytearray(llama.read_bytes())
     at = content.index(struct.pack("<Q", len(key)) + key) + 8 + len(key) + 4  # after the type
     content[at : at + 4] = struct.pack("<I", value)
-    (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match=message):
-        load(config(tmp_path / "a.gguf"))
+    path.write_bytes(content)
+    return path
 
 
 def with_settings(llama: Path, path: Path, more: bytes, count: int = 1) -> Path:
@@ -262,6 +284,20 @@ def test_settings_of_a_strange_form_are_named(
     """They ended in a recursion, a division by zero and comparisons of unlike types."""
     with pytest.raises(ModelError, match=message):
         read_gguf(with_settings(llama, tmp_path / "a.gguf", more))
+
+
+@pytest.mark.parametrize("counts", [(1 << 25,), (1, 1 << 24)])
+def test_arrays_without_end_are_named(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """Each byte of a file, which may have holes, became an element of a list."""
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, len(counts)))
+        for index, count in enumerate(counts):
+            file.write(named(f"x{index}", 9) + struct.pack("<IQ", 0, count))
+            file.seek(count, 1)
+        file.truncate()
+    with pytest.raises(ModelError, match=rf"'x{len(counts) - 1}' has .* arrays may have 16,777"):
+        read_gguf(path)
 
 
 @pytest.mark.parametrize("dims", [0, 5, 2**31])

@@ -169,6 +169,10 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
 def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    wrong = ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if factors.shape != (size // 2,):  # transformers would compute as many as the settings say
+        raise wrong
     theta = config.rope_parameters["rope_theta"]
     config.rope_parameters = {"rope_theta": theta, **_LLAMA3, "factor": float(factors.max())}
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
@@ -176,7 +180,7 @@ def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
     if frequencies.shape != factors.shape or not torch.allclose(
         frequencies, 1 / theta**steps / factors, rtol=1e-3
     ):
-        raise ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
+        raise wrong
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: bool) -> Any:

@@ -155,6 +155,52 @@ def test_settings_that_would_be_left_out(tmp_path: Path) -> None:
         load(config(file))
 
 
+# a value that changes nothing, and one that would change the result
+YARN = {
+    "alpha": (0.0, 1000.0),
+    "attn_factor": (1.0, 0.5),
+    "yarn_attn_factor": (1.0, 0.5),
+    "yarn_beta_fast": (32.0, 16.0),
+    "yarn_beta_slow": (1.0, 2.0),
+    "yarn_ext_factor": (-1.0, 0.0),
+    "yarn_log_multiplier": (0.0, 1.0),
+}
+NEUTRAL = {name: neutral for name, (neutral, _) in YARN.items()}
+
+
+def with_yarn(path: Path, **more: float) -> Path:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "yarn")
+        for name, value in {"factor": 4.0, **more}.items():
+            writer.add_float32(f"llama.rope.scaling.{name}", value)
+
+    return gguf_files.save("llama", path / "a.gguf", change=change)
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_yarn_s_own_settings_that_would_be_left_out(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=rf"llama\.rope\.scaling\.{name}=.* is not read"):
+        load(config(with_yarn(tmp_path, **{**NEUTRAL, name: YARN[name][1]})))
+
+
+def test_yarn_s_ordinary_settings_may_be_stated(tmp_path: Path) -> None:
+    rope = load(config(with_yarn(tmp_path, **NEUTRAL))).model.hf.config.rope_parameters
+    assert (rope["rope_type"], rope["factor"]) == ("yarn", 4.0)
+
+
+def test_rope_is_scaled_in_one_way_only(tmp_path: Path) -> None:
+    """The factors were taken, and the other scaling was left out."""
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
+        writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
+
+    file = gguf_files.save("llama", tmp_path / "a.gguf", change=change)
+    with pytest.raises(ModelError, match=r"both rope_freqs\.weight and RoPE scaling 'linear'"):
+        load(config(file))
+
+
 def test_settings_that_differ_between_layers(tmp_path: Path) -> None:
     def change(writer: GGUFWriter) -> None:
         writer.kv_data[0].pop("llama.attention.head_count_kv")

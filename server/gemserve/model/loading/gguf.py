@@ -163,6 +163,8 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
         rope.get("full_attention", rope).update(scaling)
     factors = next((tensor for tensor in file.tensors if tensor.name == _FACTORS), None)
     if factors is not None:
+        if kind not in (None, "none"):
+            raise ModelError(f"{file.path}: has both {_FACTORS} and RoPE scaling {kind!r}")
         _apply_llama3(file, config, _dequantised(file, factors))
 
 

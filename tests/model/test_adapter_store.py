@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gemserve.adapters import adapter_store as store_module
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.errors import AdapterBusy, AdapterError, AdapterNotFound
 from gemserve.model.passes.causal_model import CausalModel
 from tests import adapters, models
+from tests.fuzz.cases import bounded
 
 MIB = 1 << 20
 
@@ -265,3 +267,16 @@ def test_a_lora_that_peft_should_not_be_shown_is_refused(
     after = dict(hf.named_parameters())
     assert after.keys() == before.keys()
     assert all(torch.equal(after[key], weight) for key, weight in before.items())
+
+
+def test_a_lora_takes_no_more_memory_than_its_tensors(tmp_path: Path, model: CausalModel) -> None:
+    """One tensor of four megabytes made PEFT allocate half a gigabyte for each module."""
+    adapters.write_peft(tmp_path / "l", models.build("llama"), "lora")
+    path = tmp_path / "l" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "r": 1_000_000}))
+    weights = path.with_name("adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({**load_file(weights), name: torch.zeros(1_000_000, 1)}, weights)
+    said = r"size mismatch for model\.layers\.0\.self_attn\.q_proj\.lora_A"
+    with bounded("", cpu_s=20, grown_bytes=200 * MIB), pytest.raises(AdapterError, match=said):
+        AdapterStore(model, tmp_path, 16 * MIB).load("l", "l")

@@ -50,6 +50,37 @@ def test_weights_are_those_of_the_ordinary_checkpoint(name: str, tmp_path: Path)
     assert load(config(file)).eos_ids == {2, 3}  # a turn's end as well as a text's
 
 
+def with_ends(path: Path, text: str, kind: int, more: list[int] | None = None) -> frozenset[int]:
+    """The ends of a model whose file names only the text's, and whose token 100 is `text`."""
+
+    def change(writer: GGUFWriter) -> None:
+        values = writer.kv_data[0]
+        values.pop("tokenizer.ggml.eot_token_id")
+        values["tokenizer.ggml.tokens"].value[100] = text
+        values["tokenizer.ggml.token_type"].value[100] = kind
+        if more is not None:
+            writer.add_array("tokenizer.ggml.eos_token_ids", more)
+
+    return load(config(gguf_files.save("llama", path / "tiny.gguf", change=change))).eos_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "more", "expected"),
+    [
+        ("<end_of_turn>", 3, None, {2, 100}),
+        ("<|end|>", 4, None, {2, 100}),
+        ("<end_of_turn>", 1, None, {2}),  # ordinary text that is spelt so
+        ("</s>", 4, None, {2}),  # an HTML tag in Gemma's vocabulary
+        ("<|fim_pad|>", 3, [2, 7, 10**6], {2, 7}),
+    ],
+)
+def test_the_end_of_a_turn_need_not_be_named(
+    tmp_path: Path, text: str, kind: int, more: list[int] | None, expected: set[int]
+) -> None:
+    """Chats with models fine-tuned from Gemma and Phi-3 ran to their last token."""
+    assert with_ends(tmp_path, text, kind, more) == expected
+
+
 def test_what_is_read_directly_is_what_transformers_reads(llama: Path) -> None:
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -202,7 +233,7 @@ def test_smollm2_s_tokenizer() -> None:
 
 @needs_smollm2
 def test_smollm2_answers() -> None:
-    assert load(config("smollm2")).eos_ids == {2}
+    assert load(config("smollm2")).eos_ids == {0, 2}  # <|endoftext|> and <|im_end|>
     checkpoint = loader.open_checkpoint(config("smollm2"))
     tokenizer, model = checkpoint.load_tokenizer(), checkpoint.load_weights(torch.float32)
     asked = [{"role": "user", "content": "What is the capital of France?"}]

@@ -51,10 +51,9 @@ def built(architecture: str, **changes: Any) -> Any:
 
 
 def written(path: Path, architecture: str, hf: Any, **options: Any) -> Path:
-    change = None
     if architecture == "gemma3":
-        change = lambda writer: writer.add_sliding_window(families.WINDOW)  # noqa: E731
-    return gguf_files.write(path, hf, architecture=architecture, change=change, **options)
+        options["change"] = lambda writer: writer.add_sliding_window(families.WINDOW)
+    return gguf_files.write(path, hf, architecture=architecture, **options)
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -65,8 +64,8 @@ def logits_of(model: Any) -> torch.Tensor:
     return out
 
 
-def compare(path: Path, architecture: str, theirs: Any) -> None:
-    file = written(path, architecture, theirs)
+def compare(path: Path, architecture: str, theirs: Any, **options: Any) -> None:
+    file = written(path, architecture, theirs, **options)
     loaded = load(ModelConfig(model=str(file), device="cpu", dtype="float32"))
     ours = loaded.model.hf
     assert type(ours) is type(theirs)
@@ -81,6 +80,20 @@ def compare(path: Path, architecture: str, theirs: Any) -> None:
 def test_logits_are_those_of_the_ordinary_checkpoint(architecture: str, tmp_path: Path) -> None:
     """transformers' own reader leaves out settings of most of these families."""
     compare(tmp_path / "tiny.gguf", architecture, built(architecture))
+
+
+@pytest.mark.parametrize("name", ["rope.scale_linear", "rope.scaling.factor"])
+@pytest.mark.parametrize("factor", [0.0, 1.0, 4.0])
+def test_a_scaling_without_a_type_is_linear(name: str, factor: float, tmp_path: Path) -> None:
+    """It was left out without a word. 0 and 1 are no scaling."""
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": factor or 1.0}
+    theirs = built("llama", rope_parameters=rope)
+    compare(
+        tmp_path / "tiny.gguf",
+        "llama",
+        theirs,
+        change=lambda writer: writer.add_float32(f"llama.{name}", factor),
+    )
 
 
 def test_every_family_is_compared_and_listed() -> None:

@@ -8,8 +8,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
@@ -35,6 +37,16 @@ def test_a_scaling_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
 
     file = gguf_files.save("llama", tmp_path / "tiny.gguf", change=change)
     with pytest.raises(ModelError, match=r"scaled in a way not read.*'longrope'"):
+        load(config(file))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_without_a_factor_is_refused(tmp_path: Path, kind: str) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", kind)
+
+    file = gguf_files.save("llama", tmp_path / "tiny.gguf", change=change)
+    with pytest.raises(ModelError, match=r"llama\.rope\.scaling\.factor=None: must be a number"):
         load(config(file))
 
 
@@ -143,6 +155,52 @@ def test_settings_that_would_be_left_out(tmp_path: Path) -> None:
         load(config(file))
 
 
+# a value that changes nothing, and one that would change the result
+YARN = {
+    "alpha": (0.0, 1000.0),
+    "attn_factor": (1.0, 0.5),
+    "yarn_attn_factor": (1.0, 0.5),
+    "yarn_beta_fast": (32.0, 16.0),
+    "yarn_beta_slow": (1.0, 2.0),
+    "yarn_ext_factor": (-1.0, 0.0),
+    "yarn_log_multiplier": (0.0, 1.0),
+}
+NEUTRAL = {name: neutral for name, (neutral, _) in YARN.items()}
+
+
+def with_yarn(path: Path, **more: float) -> Path:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "yarn")
+        for name, value in {"factor": 4.0, **more}.items():
+            writer.add_float32(f"llama.rope.scaling.{name}", value)
+
+    return gguf_files.save("llama", path / "a.gguf", change=change)
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_yarn_s_own_settings_that_would_be_left_out(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=rf"llama\.rope\.scaling\.{name}=.* is not read"):
+        load(config(with_yarn(tmp_path, **{**NEUTRAL, name: YARN[name][1]})))
+
+
+def test_yarn_s_ordinary_settings_may_be_stated(tmp_path: Path) -> None:
+    rope = load(config(with_yarn(tmp_path, **NEUTRAL))).model.hf.config.rope_parameters
+    assert (rope["rope_type"], rope["factor"]) == ("yarn", 4.0)
+
+
+def test_rope_is_scaled_in_one_way_only(tmp_path: Path) -> None:
+    """The factors were taken, and the other scaling was left out."""
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
+        writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
+
+    file = gguf_files.save("llama", tmp_path / "a.gguf", change=change)
+    with pytest.raises(ModelError, match=r"both rope_freqs\.weight and RoPE scaling 'linear'"):
+        load(config(file))
+
+
 def test_settings_that_differ_between_layers(tmp_path: Path) -> None:
     def change(writer: GGUFWriter) -> None:
         writer.kv_data[0].pop("llama.attention.head_count_kv")
@@ -214,13 +272,33 @@ def test_settings_that_the_tensors_contradict_take_no_memory(
     llama: Path, tmp_path: Path, name: str, value: int, message: str
 ) -> None:
     """Two thousand million layers were begun to be built before the first was missed."""
+    with pytest.raises(ModelError, match=message):
+        load(config(with_setting(llama, tmp_path / "a.gguf", name, value)))
+
+
+def test_a_head_that_rope_factors_contradict_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers computed two thousand million frequencies to compare them with eight."""
+    factors = np.ones(8, np.float32)
+    file = gguf_files.save(
+        "llama",
+        tmp_path / "tiny.gguf",
+        change=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
+    )
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "llama3", None)  # which must not be called
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is not Llama 3's scaling"):
+        load(config(with_setting(file, tmp_path / "a.gguf", "attention.key_length", 2**32 - 2)))
+
+
+def with_setting(llama: Path, path: Path, name: str, value: int) -> Path:
+    """The file with another value of the setting."""
     key = f"llama.{name}".encode()
     content = bytearray(llama.read_bytes())
     at = content.index(struct.pack("<Q", len(key)) + key) + 8 + len(key) + 4  # after the type
     content[at : at + 4] = struct.pack("<I", value)
-    (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match=message):
-        load(config(tmp_path / "a.gguf"))
+    path.write_bytes(content)
+    return path
 
 
 def with_settings(llama: Path, path: Path, more: bytes, count: int = 1) -> Path:
@@ -252,6 +330,20 @@ def test_settings_of_a_strange_form_are_named(
     """They ended in a recursion, a division by zero and comparisons of unlike types."""
     with pytest.raises(ModelError, match=message):
         read_gguf(with_settings(llama, tmp_path / "a.gguf", more))
+
+
+@pytest.mark.parametrize("counts", [(1 << 25,), (1, 1 << 24)])
+def test_arrays_without_end_are_named(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """Each byte of a file, which may have holes, became an element of a list."""
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, len(counts)))
+        for index, count in enumerate(counts):
+            file.write(named(f"x{index}", 9) + struct.pack("<IQ", 0, count))
+            file.seek(count, 1)
+        file.truncate()
+    with pytest.raises(ModelError, match=rf"'x{len(counts) - 1}' has .* arrays may have 16,777"):
+        read_gguf(path)
 
 
 @pytest.mark.parametrize("dims", [0, 5, 2**31])

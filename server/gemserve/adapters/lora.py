@@ -107,18 +107,20 @@ def build(
     _check_products(config, weights)
     tree = shared_tree(model.hf)
     try:
-        inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
-        added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
-        outcome = set_peft_model_state_dict(tree, weights)
+        # PEFT sizes its layers by the rank and the model, and only then looks at the tensors
+        with torch.device("meta"):
+            inject_adapter_in_model(LoraConfig(**config), tree, low_cpu_mem_usage=False)
+        outcome = set_peft_model_state_dict(tree, weights, low_cpu_mem_usage=True)
     except Exception as error:  # PEFT raises errors of almost any type
         raise AdapterError(f"PEFT refuses it for this model: {str(error)[:_MAX_CHARS]}") from error
+    added = {key: p for key, p in tree.named_parameters() if _ADDED in key}
     missing = sorted(key for key in outcome.missing_keys if key in added)
     if missing or outcome.unexpected_keys:
         which = missing or sorted(outcome.unexpected_keys)
         fault = "missing" if missing else "not this model's"
         raise AdapterError(f"tensor {shown(which[0])}: {fault}, and {len(which) - 1} more")
-    for key, parameter in added.items():  # PEFT has converted them to float32
-        parameter.data = parameter.data.to(model.device, model.dtype)
+    for key, parameter in added.items():  # they are views of the file's bytes
+        parameter.data = parameter.data.to(model.device, model.dtype, copy=True)
         if key.endswith(_OUTER) and model.device.type == "cpu":
             parameter.data = parameter.data.T.contiguous().T  # as the compiled step reads it
     tree.requires_grad_(False)
@@ -201,7 +203,7 @@ def _check_products(config: Mapping[str, Any], weights: Mapping[str, torch.Tenso
 
 
 def _rank(name: str, value: object, largest: int) -> int:
-    """The rank, which must be within the tensors' ranks: PEFT allocates before it looks at them."""
+    """The rank, which must be within the tensors' ranks."""
     if type(value) is not int or not 1 <= value <= largest:
         raise AdapterError(
             f"{name}={shown(value)}: must be from 1 to {largest}, the largest rank of its tensors"

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ _HALVES, _DOWN = ("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_down_exps.
 _SHARED_GATE = "ffn_gate_inp_shexp.weight"  # a row in transformers, a vector in files
 _BLOCKS_AT_ONCE = 1 << 14
 _FACTORS = "rope_freqs.weight"
+# Tokens that end an answer whatever the file's settings say, as in llama.cpp. "</s>" is not one:
+# in Gemma's vocabulary it is an HTML tag.
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "<|end_of_text|>", "<end_of_utterance>"),
+)
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens that text cannot spell by chance
 
 
 def find_gguf(model: str) -> Path | None:
@@ -87,7 +94,7 @@ def load_config(file: GgufFile) -> Any:
     config = AutoConfig.for_model(family.model_type, **settings_of(file))
     _apply_rope_scaling(file, config)
     ends = _eos_ids(file)
-    if len(ends) > 1:
+    if ends:
         config.eos_token_id = ends
     has_blocks = any(_EXACT.get(tensor.type_id) != torch.float32 for tensor in file.tensors)
     config.dtype = torch.bfloat16 if has_blocks else torch.float32
@@ -106,9 +113,23 @@ def _check_layers(file: GgufFile) -> None:
 
 
 def _eos_ids(file: GgufFile) -> list[int]:
-    """The file's tokens that end an answer. The end of a turn and of a text may differ."""
+    """The file's tokens that end an answer. The end of a turn and of a text may differ.
+
+    Many files name only the end of a text. The others are found by their names, as llama.cpp does.
+    """
     named = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(index for index in named if index is not None))
+    ends = [index for index in named if index is not None]
+    tokens, types, more = (
+        found if isinstance(found := file.metadata.get(f"tokenizer.ggml.{name}"), list) else []
+        for name in ("tokens", "token_type", "eos_token_ids")
+    )
+    ends += [index for index in more if type(index) is int and 0 <= index < len(tokens)]
+    ends += [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS
+    ]
+    return list(dict.fromkeys(ends))
 
 
 def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
@@ -121,8 +142,20 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
     if stretched or kind not in (None, "none", "linear", "yarn"):
         what = ", ".join(stretched) or f"rope.scaling.type {kind!r}"
         raise ModelError(f"{file.path}: its RoPE is scaled in a way not read from GGUF: {what}")
+    factor = file.setting("rope.scaling.factor")
+    if factor is None:
+        factor = file.setting("rope.scale_linear")  # the setting's old name
+    if factor in (0, 1):  # 0 stands for none, as in llama.cpp
+        kind = None
+    elif kind is None and factor is not None:
+        kind = "linear"
     if kind in ("linear", "yarn"):
-        scaling = {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+        if not isinstance(factor, (int, float)) or not 0 < factor < inf:
+            raise ModelError(
+                f"{file.path}: {file.architecture}.rope.scaling.factor={shown(factor)}: must be a "
+                f"number above 0 for RoPE scaling {kind!r}"
+            )
+        scaling = {"rope_type": kind, "factor": factor}
         original = file.setting("rope.scaling.original_context_length")
         if original is not None:
             scaling["original_max_position_embeddings"] = original
@@ -130,12 +163,18 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
         rope.get("full_attention", rope).update(scaling)
     factors = next((tensor for tensor in file.tensors if tensor.name == _FACTORS), None)
     if factors is not None:
+        if kind not in (None, "none"):
+            raise ModelError(f"{file.path}: has both {_FACTORS} and RoPE scaling {kind!r}")
         _apply_llama3(file, config, _dequantised(file, factors))
 
 
 def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    wrong = ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if factors.shape != (size // 2,):  # transformers would compute as many as the settings say
+        raise wrong
     theta = config.rope_parameters["rope_theta"]
     config.rope_parameters = {"rope_theta": theta, **_LLAMA3, "factor": float(factors.max())}
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
@@ -143,7 +182,7 @@ def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
     if frequencies.shape != factors.shape or not torch.allclose(
         frequencies, 1 / theta**steps / factors, rtol=1e-3
     ):
-        raise ModelError(f"{file.path}: {_FACTORS} is not Llama 3's scaling, the only one known")
+        raise wrong
 
 
 def load_weights(file: GgufFile, config: Any, dtype: torch.dtype, *, in_blocks: bool) -> Any:

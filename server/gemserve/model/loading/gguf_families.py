@@ -31,15 +31,22 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-# settings that are not read, and the value by which each changes nothing
+# settings that are not read, and the values by which each changes nothing
 _UNREAD = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.scale": 0.0,
-    "embedding_scale": 1.0,
-    "logit_scale": 1.0,
-    "residual_scale": 1.0,
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "embedding_scale": (1.0,),
+    "logit_scale": (1.0,),
+    "residual_scale": (1.0,),
+    "rope.scaling.alpha": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_beta_fast": (32.0,),
+    "rope.scaling.yarn_beta_slow": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),  # -1 stands for YaRN's own, which is 1
+    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 
 
@@ -127,7 +134,7 @@ def settings_of(file: GgufFile) -> dict[str, Any]:
             settings[name] = value
     for key, neutral in _UNREAD.items():
         value = file.setting(key)
-        if value is not None and value != neutral:
+        if value is not None and value not in neutral:
             raise ModelError(
                 f"{file.path}: {file.architecture}.{key}={shown(value)} is not read from GGUF files"
             )

@@ -23,6 +23,7 @@ _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4  # of ggml
 _MAX_DEPTH = 4  # of arrays in arrays, of which no known file has any
+_MAX_ELEMENTS = 1 << 24  # of all arrays together; the largest vocabularies have less than a tenth
 _MAX_ALIGNMENT = 1 << 20
 
 
@@ -88,7 +89,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     metadata = {}
     for _ in range(num_values):
         key = cursor.string()
-        metadata[key] = cursor.value(cursor.take("I")[0])
+        metadata[key] = cursor.value(key, cursor.take("I")[0])
     if not isinstance(metadata.get("general.architecture"), str):
         raise ModelError(f"{path}: does not name its architecture (general.architecture)")
     if metadata.get("split.count", 1) not in (0, 1):
@@ -158,6 +159,7 @@ class _Cursor:
         self._data, self.path = data, path
         self.size = len(data)
         self.position = 4  # after the magic letters
+        self._num_elements = 0  # of arrays
 
     def take(self, letters: str) -> tuple[Any, ...]:
         start = self._skip(struct.calcsize("<" + letters))
@@ -169,7 +171,7 @@ class _Cursor:
         # llama.cpp and some vocabularies keep parts of characters
         return self._data[start : start + length].decode("utf-8", errors="replace")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
+    def value(self, key: str, kind: int, depth: int = 0) -> Any:
         if kind in _FIXED:
             return self.take(_FIXED[kind])[0]
         if kind == _STRING:
@@ -179,10 +181,16 @@ class _Cursor:
         if depth == _MAX_DEPTH:
             raise ModelError(f"{self.path}: its metadata has arrays nested deeper than {depth}")
         element, count = self.take("IQ")
+        self._check(count)
+        self._num_elements += count
+        if self._num_elements > _MAX_ELEMENTS:
+            raise ModelError(
+                f"{self.path}: {shown(key)} has {count:,} elements; arrays may have "
+                f"{_MAX_ELEMENTS:,} together"
+            )
         if element in _FIXED:
-            self._check(count)
             return list(self.take(f"{count}{_FIXED[element]}"))
-        return [self.value(element, depth + 1) for _ in range(count)]
+        return [self.value(key, element, depth + 1) for _ in range(count)]
 
     def _skip(self, num_bytes: int) -> int:
         self._check(num_bytes)

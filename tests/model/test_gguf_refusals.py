@@ -158,7 +158,6 @@ def test_settings_that_would_be_left_out(tmp_path: Path) -> None:
 # a value that changes nothing, and one that would change the result
 YARN = {
     "alpha": (0.0, 1000.0),
-    "attn_factor": (1.0, 0.5),
     "yarn_attn_factor": (1.0, 0.5),
     "yarn_beta_fast": (32.0, 16.0),
     "yarn_beta_slow": (1.0, 2.0),
@@ -186,6 +185,14 @@ def test_yarn_s_own_settings_that_would_be_left_out(tmp_path: Path, name: str) -
 def test_yarn_s_ordinary_settings_may_be_stated(tmp_path: Path) -> None:
     rope = load(config(with_yarn(tmp_path, **NEUTRAL))).model.hf.config.rope_parameters
     assert (rope["rope_type"], rope["factor"]) == ("yarn", 4.0)
+    assert rope["attention_factor"] == pytest.approx(0.1 * math.log(4.0) + 1)
+
+
+def test_an_attention_factor_is_multiplied_with_yarn_s_own(tmp_path: Path) -> None:
+    """As in files of DeepSeek-R1-0528-Qwen3-8B, where it makes the whole 1."""
+    own = 0.1 * math.log(4.0) + 1
+    rope = load(config(with_yarn(tmp_path, attn_factor=1 / own))).model.hf.config.rope_parameters
+    assert rope["attention_factor"] == pytest.approx(1.0)
 
 
 def test_rope_is_scaled_in_one_way_only(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
-from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,18 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
         kind = None
     elif kind is None and factor is not None:
         kind = "linear"
+    if kind != "yarn" and _attention_factor(file) != 1:
+        raise ModelError(f"{file.path}: rope.scaling.attn_factor is read beside YaRN only")
     if kind in ("linear", "yarn"):
-        if not isinstance(factor, (int, float)) or not 0 < factor < inf:
+        if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
             raise ModelError(
                 f"{file.path}: {file.architecture}.rope.scaling.factor={shown(factor)}: must be a "
                 f"number above 0 for RoPE scaling {kind!r}"
             )
         scaling = {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            # the file's setting is multiplied with YaRN's own
+            scaling["attention_factor"] = _attention_factor(file) * (0.1 * math.log(factor) + 1)
         original = file.setting("rope.scaling.original_context_length")
         if original is not None:
             scaling["original_max_position_embeddings"] = original
@@ -166,6 +171,18 @@ def _apply_rope_scaling(file: GgufFile, config: Any) -> None:
         if kind not in (None, "none"):
             raise ModelError(f"{file.path}: has both {_FACTORS} and RoPE scaling {kind!r}")
         _apply_llama3(file, config, _dequantised(file, factors))
+
+
+def _attention_factor(file: GgufFile) -> float:
+    factor = file.setting("rope.scaling.attn_factor")
+    if factor is None:
+        return 1.0
+    if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+        raise ModelError(
+            f"{file.path}: {file.architecture}.rope.scaling.attn_factor={shown(factor)}: must be a "
+            "number above 0"
+        )
+    return factor
 
 
 def _apply_llama3(file: GgufFile, config: Any, factors: torch.Tensor) -> None:
@@ -393,7 +410,7 @@ def _dequantised(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
         return values.float().reshape(tensor.shape)
     kind = GGMLQuantizationType(tensor.type_id)
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    values = torch.empty(prod(tensor.shape))
+    values = torch.empty(math.prod(tensor.shape))
     try:
         # in pieces, because intermediate results take several times the memory of the result
         for i in range(0, len(raw) // block_bytes, _BLOCKS_AT_ONCE):

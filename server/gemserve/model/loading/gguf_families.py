@@ -41,7 +41,6 @@ _UNREAD = {
     "logit_scale": (1.0,),
     "residual_scale": (1.0,),
     "rope.scaling.alpha": (0.0,),
-    "rope.scaling.attn_factor": (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_beta_fast": (32.0,),
     "rope.scaling.yarn_beta_slow": (1.0,),

@@ -14,6 +14,8 @@ import pytest
 
 from gemserve.api.access.quota import Quota
 from gemserve.engine.worker import Engine
+from gemserve_fleet.replicas import ingress, relayed_app
+from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from tests.fakes import (
     BODIES,
     CHAT,
@@ -265,6 +267,51 @@ async def test_a_slow_reader_holds_the_replica_up(tokenizer: Any) -> None:
         await asking
         assert b"".join(parts).count(b"x" * 50_000) == 200
         assert b"".join(parts).count(b"[DONE]") == 1
+
+
+async def test_a_replica_that_nobody_may_call_any_more_goes_on(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray lets nobody call one that is to stop when its requests have ended."""
+    monkeypatch.setattr(relayed_app, "_SILENCE_S", 0.2)
+    core = FakeCore(FILTERED, *["x" * 50_000] * 200)
+    async with fleet_of(tokenizer, core) as fleet:
+        call = fleet.replicas.call
+
+        async def refuse(replica: str, method: str, *arguments: Any, **named: Any) -> Any:
+            if method == "taken":
+                raise ReplicaLost("it does not run any more")
+            return await call(replica, method, *arguments, **named)
+
+        monkeypatch.setattr(fleet.replicas, "call", refuse)
+        body = {**STREAMS[COMPLETIONS], "max_tokens": 300}
+        reply = await fleet.client.post(COMPLETIONS, json=body)
+        assert reply.text.count("x" * 50_000) == 200
+        assert reply.text.count("[DONE]") == 1
+
+
+async def test_a_replica_is_told_of_a_reader_that_is_slow(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take the silence for its end, and send everything."""
+    monkeypatch.setattr(relayed_app, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(ingress, "_TELL_PERIOD_S", 0.1)
+    reads = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await reads.wait()
+
+    core = FakeCore(FILTERED, *["x" * 50_000] * 200)
+    async with fleet_of(tokenizer, core) as fleet:
+        body = {**STREAMS[COMPLETIONS], "max_tokens": 300}
+        asking = asyncio.create_task(ask_raw(fleet, COMPLETIONS, body, asyncio.Event(), send))
+        await wait_for_async(lambda: core.started.is_set() and core.is_idle)
+        await asyncio.sleep(1.5)
+        (answering,) = fleet["r0"].relayed._running.values()
+        assert answering._num_sent < 3 << 20
+        reads.set()
+        await asking
 
 
 # keys and quotas

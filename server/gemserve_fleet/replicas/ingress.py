@@ -71,6 +71,7 @@ log = logging.getLogger("gemserve_fleet.replicas")
 PROBE_TIMEOUT_S = 2.0  # in which a replica must answer what all are asked
 _LEAVE_TIMEOUT_S = 10.0  # in which a replica must end a request whose client has left
 _TOLD_BYTES = 1 << 19  # well below what a replica may be ahead
+_TELL_PERIOD_S = 20.0  # for replies that a client reads slowly; well below a replica's patience
 _EXPIRY_PERIOD_S = 60.0
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
@@ -118,6 +119,8 @@ class Ingress:
         self._metrics = metrics
         self._documents = DocumentCopies()
         self._expiring: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
+        self._told = set[asyncio.Task[None]]()
         self._secret = secrets.token_bytes(32)
         self._numbers = count(1)
         self._running: set[_Relaying] = set()
@@ -176,8 +179,11 @@ class Ingress:
         if body is None:
             return
         request = self._request_of(scope, body)
-        relaying = _Relaying(scope, receive, send)
+        relaying = _Relaying(scope, receive, send, request.number)
         self._running.add(relaying)
+        if self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(_TELL_PERIOD_S, self._tell_of_slow)
         try:
             await self._try_replicas(relaying, request)
             if request.scope["method"] == "DELETE" and relaying.status == 200:
@@ -291,19 +297,35 @@ class Ingress:
                     relaying.replica, "adopt", request.tenant, copies, request.number
                 )
             case _:
+                relaying.is_passing = True
                 await relaying.pass_on(dict(message))
-                await self._tell_taken(relaying, request, len(message.get("body", b"")))
+                relaying.is_passing = False
+                relaying.num_taken += len(message.get("body", b""))
+                if relaying.num_taken - relaying.num_told >= _TOLD_BYTES:
+                    await self._tell_taken(relaying)
 
-    async def _tell_taken(
-        self, relaying: _Relaying, request: RelayedRequest, num_bytes: int
-    ) -> None:
+    async def _tell_taken(self, relaying: _Relaying) -> None:
         """Tell the replica how much has been passed on. It waits if that is too little."""
-        relaying.num_taken += num_bytes
-        if relaying.is_over or relaying.num_taken - relaying.num_told < _TOLD_BYTES:
-            return
         relaying.num_told = relaying.num_taken
-        assert relaying.replica is not None
-        await self._replicas.call(relaying.replica, "taken", request.number, relaying.num_taken)
+        if relaying.replica is None or relaying.is_over:
+            return
+        # whether it is lost, the messages that are awaited tell
+        with suppress(ReplicaLost, ReplicaFailed, ReplicaUnavailable):
+            await self._replicas.call(
+                relaying.replica, "taken", relaying.number, relaying.num_taken
+            )
+
+    def _tell_of_slow(self) -> None:
+        """Tell replicas of clients that read slowly: one that hears nothing waits no longer."""
+        for relaying in self._running:
+            if relaying.is_passing:
+                task = asyncio.ensure_future(self._tell_taken(relaying))
+                self._told.add(task)
+                task.add_done_callback(self._told.discard)
+        self._telling = None
+        if self._running:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(_TELL_PERIOD_S, self._tell_of_slow)
 
     def _expire_later(self) -> None:
         """Look again and again, as long as there are documents: no request may come any more."""
@@ -435,12 +457,14 @@ class _Relaying:
     when a replica is lost before it has made any of the answer.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, number: str) -> None:
         self.replica: str | None = None
         self.request_id = str(scope["state"]["request_id"])
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
+        self.number = number
+        self.is_passing = False
         self.num_taken = self.num_told = 0  # bytes of the body, and those that the replica knows of
         self.stopped = asyncio.Event()  # the server stops
         self._scope = scope

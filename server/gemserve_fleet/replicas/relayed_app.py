@@ -33,6 +33,7 @@ from gemserve_fleet.replicas.text_chunks import TextChunk
 _COPIES_TIMEOUT_S = 60.0  # in which the ingress must send copies of documents
 # Bytes of a reply that the ingress has not passed on, after which the application waits.
 _MOST_ON_THE_WAY = 1 << 20
+_SILENCE_S = 60.0  # without a word of it: Ray lets nobody call a replica that is to stop
 _LEAVE_TIMEOUT_S = 10.0  # in which the application ends when its client has left
 
 
@@ -218,6 +219,7 @@ class _Answering:
         self._left = asyncio.Event()
         self._num_sent = self._num_taken = 0  # bytes of the body
         self._has_room = asyncio.Event()
+        self._is_told = True
         self._messages: list[FromReplica] = []
         self._changed = asyncio.Event()
         self._num_holds = 0  # of the application, and of what goes on after its reply
@@ -248,9 +250,15 @@ class _Answering:
 
     async def send(self, message: Message) -> None:
         """Wait as long as the client is far behind, as a server of HTTP does."""
-        while self._num_sent - self._num_taken > _MOST_ON_THE_WAY and not self._left.is_set():
+        while self._is_told and self._num_sent - self._num_taken > _MOST_ON_THE_WAY:
+            if self._left.is_set():
+                break
             self._has_room.clear()
-            await self._has_room.wait()
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    await self._has_room.wait()
+            except TimeoutError:
+                self._is_told = False
         self._num_sent += len(message.get("body", b""))
         if self._store is not None and message["type"] == "http.response.start":
             self._tell_stored(self._store)

@@ -206,8 +206,12 @@ def add_files(
     tokenizer: Any,
     run: Run,
     sources: Iterable[FileSource],
+    *,
+    erases_text: bool = True,
 ) -> Generator[Added, None, None]:
     """Be the only writer, add all files, and erase what no file needs any more.
+
+    `erases_text`: see `Library.clean`.
 
     Raises `LibraryBusy`, and `LibraryError` if the disk is full: what was stored before stays.
     """
@@ -222,4 +226,4 @@ def add_files(
             )
             library.drop_damaged()
         yield from Adder(library, requests, tokenizer, run).add(sources)
-        library.clean()
+        library.clean(erases_text=erases_text)

@@ -310,14 +310,25 @@ class Library:
                     self._drop_file(path)
             self.clean()
 
-    def clean(self) -> None:
+    @property
+    def has_dropped_text(self) -> bool:
+        """Is there text on the disk that no file has any more?"""
+        (count,) = self._connection.execute(
+            "SELECT count(*) FROM settings WHERE name = 'has_dropped'"
+        ).fetchone()
+        return bool(count)
+
+    def clean(self, *, erases_text: bool = True, is_full: bool = False) -> None:
         """Erase what no file needs, as of changed files. Only while `writing`.
 
         If it is cut short, the next call goes on: keys in rows without a checksum have to be
-        erased, and words and the log of writes if a setting says so.
+        erased, and words and the log of writes if a setting says so. `erases_text`: the latter,
+        too, for which the whole index of words is written anew. `is_full`: keys move together
+        however little that frees.
         """
         with self._told():
-            self._erase_dropped_text()
+            if erases_text:
+                self._erase_dropped_text()
             with self._connection:
                 self._connection.execute(
                     "UPDATE keys SET checksum = -1 WHERE name NOT IN (SELECT name FROM windows)"
@@ -332,15 +343,12 @@ class Library:
             (used,) = self._connection.execute(
                 "SELECT coalesce(sum(num_tokens), 0) FROM keys"
             ).fetchone()
-            if end - used > max(_WASTE, used):
+            if end - used > (0 if is_full else max(_WASTE, used)):
                 self._move_together(generation)
             self._remove_old_keys()
 
     def _erase_dropped_text(self) -> None:
-        (has_dropped,) = self._connection.execute(
-            "SELECT count(*) FROM settings WHERE name = 'has_dropped'"
-        ).fetchone()
-        if not has_dropped:
+        if not self.has_dropped_text:
             return
         with self._connection:
             word_index.forget_removed(self._connection)

@@ -260,3 +260,13 @@ def test_markers_are_shown_although_they_are_control_tokens(tokenizer: Any) -> N
     harmony = shown_markers(shaped_like(tokenizer, "gpt_oss"), (2,))
     assert "<|channel|>" in harmony.values()
     assert 2 not in harmony
+
+
+def test_a_blank_behind_broken_characters_is_kept() -> None:
+    """Decoding begins anew behind them, but not the text."""
+    words = {"▁The": 0, "▁city": 1, "s": 2, **{f"<0x{n:02X}>": n for n in range(128, 192)}}
+    backend = Tokenizer(WordLevel(words, unk_token="s"))
+    backend.decoder = like_llama_s().backend_tokenizer.decoder
+    text = TextStream(SimpleNamespace(backend_tokenizer=backend), [])
+    sent = [text.push(token) for token in (0, *[130] * 9, 1, 0)]
+    assert "".join([*sent, text.flush()]) == "The" + "\ufffd" * 9 + " city The"

@@ -52,6 +52,7 @@ class TextStream:
         self._held = ""
         self.is_stopped = False
         self.stopped_by: str | None = None
+        self._last: int | None = None  # token that had a text
         self._begin()
         for token_id in before:
             self._decode(token_id)
@@ -86,6 +87,8 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._num_decoded = self._num_silent = 0  # characters of `_ids`; tokens since the last one
+        if self._last is not None:  # so that this is no beginning of a text
+            self._decode(self._last)
 
     def _decode(self, token_id: int) -> str:
         """The characters that a token makes whole. The stream reads what has made none each time.
@@ -97,6 +100,8 @@ class TextStream:
         self._ids.append(token_id)
         new = self._stream.step(self._backend, token_id) or ""
         self._num_decoded += len(new)
+        if new:
+            self._last = token_id
         self._num_silent = 0 if new else self._num_silent + 1
         if self._num_silent > _MOST_SILENT:
             new = self._undecoded()

@@ -94,6 +94,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections; those whose clients do not read, when the engine has ended."""
+        self._engine.stop(timeout_s=0)  # by now it has drained, or has had the time for it
         dropping = asyncio.create_task(self._drop_connections())
         try:
             await super().shutdown(sockets)

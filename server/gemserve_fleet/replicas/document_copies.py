@@ -31,7 +31,8 @@ class DocumentCopies:
         self._gone: dict[bytes, dict[str, float]] = {}  # until when they are remembered
 
     def __len__(self) -> int:
-        return len(self._ends_s)
+        """How many there are, and how many deleted ones are remembered."""
+        return len(self._ends_s) + sum(map(len, self._gone.values()))
 
     def add(self, tenant: bytes, copies: Sequence[DocumentCopy]) -> None:
         self.drop_expired()

@@ -160,7 +160,7 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
         await to_thread.run_sync(kept.check_there, tenant, library)
         was_read = reading.cancel(tenant, library, path)
         async with reading.turn(tenant, library).for_removal(library):
-            was_there = await to_thread.run_sync(kept.remove_file, tenant, library, path)
+            was_there = await to_thread.run_sync(kept.remove_file, tenant, library, path, was_read)
         if not (was_there or was_read):
             raise LibraryFileNotFound(path, param="path")
         return {"id": path, "object": "library.file", "deleted": True}

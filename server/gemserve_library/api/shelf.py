@@ -174,14 +174,18 @@ class Shelf:
         self._forget(ids).result()
         self._drop(tenant, name)
 
-    def remove_file(self, tenant: bytes, name: str, path: str) -> bool:
-        """Remove a file likewise. False: there is none. Raises `LibraryNotFound`, `LibraryBusy`."""
+    def remove_file(self, tenant: bytes, name: str, path: str, was_read: bool) -> bool:
+        """Remove a file likewise. False: there is none. Raises `LibraryNotFound`, `LibraryBusy`.
+
+        `was_read`: reading it was just ended, so that there may be a part of it.
+        """
         library = self.open(tenant, name)
         try:
             with library.writing():
                 file = library.find_file(path)
                 if file is None:
-                    library.clean()  # it may have been read in part
+                    if was_read:
+                        library.clean()
                     return False
                 try:
                     library.remove_files([path])
@@ -296,17 +300,21 @@ class Shelf:
         oldest.close()
         gone: list[str] = []
         with self._lock:
+            if key in self._open:  # it was opened meanwhile
+                self._open[key].file_ids |= oldest.file_ids
+                return
             self._closed[key] = oldest.file_ids
-            while sum(map(len, self._closed.values())) > _MOST_FILES:
+            while len(self._closed) > 1 and sum(map(len, self._closed.values())) > _MOST_FILES:
                 gone += self._closed.pop(next(iter(self._closed)))
         self.forget_files(gone)
 
     def _drop(self, tenant: bytes, name: str) -> None:
         with self._lock:
             opened = self._open.pop((tenant, name), None)
-            self._closed.pop((tenant, name), None)
+            closed = self._closed.pop((tenant, name), frozenset())
         if opened is not None:
             self._end(opened)
+        self.forget_files(list(closed))
 
     def _end(self, opened: OpenLibrary) -> None:
         """Close a library that is gone, and have the document cache drop what it holds of it."""

@@ -175,7 +175,7 @@ class Uploads:
 
     def _remove(self, tenant: bytes, name: str, upload: Upload) -> None:
         """List an upload no more. Idempotent."""
-        left = [each for each in self.list(tenant, name) if each is not upload]
+        left = list(self._others(tenant, name, upload))
         if left:
             self._of[tenant, name] = left
         else:
@@ -210,7 +210,11 @@ class Uploads:
                     loop.call_soon_threadsafe(charge, count)
 
                 add = partial(self._add, tenant, name, upload, content, run, charge_known)
-                await to_thread.run_sync(add, limiter=self._limiter)
+                try:
+                    await to_thread.run_sync(add, limiter=self._limiter)
+                finally:
+                    if not any(each.status == "reading" for each in self._others(*key, upload)):
+                        await to_thread.run_sync(self._erase, *key, limiter=self._limiter)
             upload.status = "ready"
             self._remove(*key, upload)
         except GemserveError as error:
@@ -225,6 +229,16 @@ class Uploads:
             content.close()
             upload.is_settled.set()
             end()
+
+    def _others(self, tenant: bytes, name: str, upload: Upload) -> Sequence[Upload]:
+        return [each for each in self.list(tenant, name) if each is not upload]
+
+    def _erase(self, tenant: bytes, name: str) -> None:
+        """Erase the text of replaced files, once for all that were uploaded together."""
+        with suppress(GemserveError), closing(self._shelf.open(tenant, name)) as library:
+            if library.has_dropped_text:
+                with library.writing():
+                    library.clean()
 
     def _add(
         self,
@@ -245,8 +259,9 @@ class Uploads:
             before, num_known = library.find_file(upload.path), 0
             source = FileSource(upload.path, content.read)
             # closed at once, so that whoever cancelled it finds nobody writing
+            requests, tokenizer = self._shelf.requests, self._shelf.tokenizer
             with closing(
-                add_files(library, self._shelf.requests, self._shelf.tokenizer, run, [source])
+                add_files(library, requests, tokenizer, run, [source], erases_text=False)
             ) as adding:
                 for added in adding:
                     upload.num_tokens = added.read_tokens
@@ -264,7 +279,7 @@ class Uploads:
             after = library.find_file(upload.path)
         except LibraryDiskFull:
             with library.writing():
-                library.clean()  # of what was read of the file
+                library.clean(is_full=True)  # of what was read of the file
             raise
         finally:
             library.close()

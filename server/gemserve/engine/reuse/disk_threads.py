@@ -23,7 +23,7 @@ class FileLoad:
     """A file whose first `num_tokens` tokens are read, from `block` on.
 
     The reader puts the blocks into `ready`, and after the last one None, or what went wrong.
-    `taken_s`: how long the disk took, without waiting until somebody takes what was read.
+    `taken_s`: how long it has read, set before that.
     """
 
     info: FileInfo
@@ -91,19 +91,18 @@ class CacheThreads:
             if load.is_cancelled:
                 continue
             end: Exception | None = None
+            started_s = time.perf_counter()
             self.is_reading = True
             try:
                 with open(load.info.path, "rb", opener=open_plain) as file:
                     for block in range(load.block, load.info.num_blocks):
                         if load.info.tokens_of(block)[0] >= load.num_tokens:
                             break
-                        began_s = time.perf_counter()
-                        read = read_block(file, load.info, block)
-                        load.taken_s += time.perf_counter() - began_s
-                        if not self._hand_over(load, read):
+                        if not self._hand_over(load, read_block(file, load.info, block)):
                             break
             except Exception as error:
                 end = error
+            load.taken_s = time.perf_counter() - started_s
             self.is_reading = False
             self._hand_over(load, end)
 

@@ -82,7 +82,8 @@ class Scheduler:
         self.begin_load: Callable[[LiveSequence, int], object] = lambda sequence, num_cached: None
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
-        self._in_the_way: set[int] = set()  # ids of spans that must move for a waiting request
+        # ids of spans that must move for requests that wait
+        self._in_the_way: frozenset[int] = frozenset()
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -220,13 +221,14 @@ class Scheduler:
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
-        self._in_the_way.clear()
+        self._in_the_way = frozenset()
         if not self.waiting or len(self.running) >= self._max_running:
             return
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
         reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
         num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
+        blocked: list[int] = []  # sizes for which no memory can be moved now, each below the last
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
@@ -238,6 +240,8 @@ class Scheduler:
             if not slots.may_have(sequence, size):
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
+            if blocked and size >= blocked[-1]:
+                is_fitting = False
             if is_fitting and self._awaits_leader(sequence):
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
@@ -251,7 +255,7 @@ class Scheduler:
             span = self.pool.allocate(size)
             if span is None:
                 if not self.pool.compact(size, self._spans_of_open_passes()):
-                    self._in_the_way.update(map(id, self.pool.in_the_way(size)))
+                    blocked.append(size)
                     if sequence.times_passed >= MAX_TIMES_PASSED:
                         break
                     continue
@@ -270,6 +274,9 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
+        self._in_the_way = frozenset(
+            id(span) for size in blocked for span in self.pool.in_the_way(size)
+        )
 
     def _spans_of_open_passes(self) -> Iterator[Span]:
         for sequence in self.running:

@@ -52,7 +52,12 @@ def _attached(part: EmailMessage, depth: int) -> Iterator[str]:
     """The texts of what is attached within a part that is not read itself."""
     if depth > MOST_DEPTH:
         raise Refused(f"has parts more than {MOST_DEPTH} deep in one another, the limit")
-    if part.get_filename() or part.is_attachment() or part.get_content_type() == "message/rfc822":
+    kind, is_attached = part.get_content_type(), part.is_attachment()
+    # pictures that the other text shows, and what it says in another form
+    is_shown = not is_attached and ("Content-ID" in part or kind == "text/calendar")
+    if is_shown:
+        return
+    if part.get_filename() or is_attached or kind == "message/rfc822":
         yield from _parts(part, depth)
     elif part.is_multipart():
         for each in part.iter_parts():

@@ -21,6 +21,7 @@ from tests.e2e.fault_seams import CLIENT_SOCKET, NOTES_PASS, NOTES_TASK, SEAMS
 from tests.e2e.fault_world import (
     LEFT,
     OTHERS,
+    REAL_MODEL,
     VICTIM,
     Json,
     Outcome,
@@ -214,6 +215,8 @@ def test_a_client_that_fails_takes_nobody_with_it(
 def test_a_fault_ends_one_request_at_most(
     served: World, recorded: dict[str, Outcome], seam: str, fault: str
 ) -> None:
+    if REAL_MODEL is not None and seam == "offload copy":
+        pytest.skip("only the tiny model has layers that rest on the host")
     prepare(served, seam)
     body, expected = victim_of(served, seam), recorded[seam if seam in FIELDS else ""]
     plan = FaultPlan(fault, served.victim_token, limit=SEAMS[seam].limit)

@@ -453,3 +453,14 @@ def test_a_file_that_gives_way_before_it_is_read_is_no_error(
     assert core._disk.counts.errors == 0
     assert "is removed" not in caplog.text
     core.close()
+
+
+def test_what_other_code_has_computed_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a mend of how keys are computed, those from before were used."""
+    write_document(tmp_path)
+    monkeypatch.setattr("gemserve.engine.reuse.disk_setup._hash_of_code", lambda: "other")
+    core = disk_core(tmp_path)
+    assert cached_tokens(list(core.run_alone(asked(1)))) == 0
+    core.close()

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,18 +16,21 @@ import pytest
 from gemserve.calibration.search import calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
-from gemserve.contract.filter_options import FilterOptions
+from gemserve.contract.filter_options import FilterOptions, FilterParams
+from gemserve.contract.prompt_parts import NO_BREAKS
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
-from gemserve.engine.reader import CoreWithReader, ReaderCore, ReadJob
+from gemserve.engine.reader import CoreWithReader, ReaderCore, ReadJob, _reading_of
 from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
+from gemserve.prompting.ranked_texts import RankedTexts
 from gemserve.synthetic.prose import topics_sentences
 from gemserve_library.api.timed_reading import read_in_time
 from gemserve_library.in_process import LibrariesOf
+from gemserve_library.ranking.requests import reading_request
 
 SETTINGS = EngineConfig(
     kv_memory_bytes=256 << 20, filter_min_tokens=256, filter_keep=64, filter_on_error="reject"
@@ -402,7 +406,8 @@ def test_candidates_are_read_by_the_reader_one_by_one(paired: LLM, tmp_path: Pat
     asked = LibrariesOf(paired).prompt("What is the code of the red lamp?", [library])
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
     made = paired.request(asked, sampling, READER, None)
-    planned = paired.core.planner.planned(replace(made, tenant=b"nobody else"))
+    # as in a server, where requests are built before it is known whose they are
+    planned = replace(paired.core.planner.planned(made), tenant=b"nobody else", cache_salt="salt")
     submitted: list[Request] = []
 
     class Read:
@@ -422,7 +427,30 @@ def test_candidates_are_read_by_the_reader_one_by_one(paired: LLM, tmp_path: Pat
     assert read == {excerpt.rank for excerpt in planned.excerpts}
     assert submitted
     assert all(part.filter.reader == "reader" for part in submitted)
+    assert {(part.tenant, part.cache_salt) for part in submitted} == {(b"nobody else", "salt")}
     (events,) = run(paired.core, {paired.core.add(planned): "all"}).values()
     (report,) = [event.report for event in events if isinstance(event, Filtered)]
     assert report.windows
     assert report.cached_windows == report.windows
+
+
+def test_what_a_server_knows_later_reaches_the_reader(paired: LLM) -> None:
+    """Its report had no first difference, and a pinned document was not pinned."""
+    planned = paired.core.planner.planned(request(paired, "r"))
+    planned = replace(planned, first_difference="message 3", pin=True)
+    reading = _reading_of(planned)
+    assert reading is not None
+    assert (reading.first_difference, reading.pin) == ("message 3", True)
+
+
+def test_an_adapter_is_of_the_model_that_answers() -> None:
+    """It ran in the reader, too, whose layers are others."""
+    texts = RankedTexts(
+        ids=(1, 2), ranges=((0, 2),), breaks=NO_BREAKS, query=(3,), end=(), anchor=(1,), words=()
+    )
+    adapter: Any = SimpleNamespace(name="x", version="1")
+    for reader, expected in (("reader", None), ("self", adapter)):
+        params = FilterParams(method="sieve", keep=16, reader=reader)
+        planner: Any = SimpleNamespace(plan_documents=lambda *_, p=params, **__: (p, None))
+        made = reading_request(planner, texts, request_id="r", adapter=adapter)
+        assert made.adapter is expected

@@ -137,6 +137,15 @@ def test_a_selection_is_told_in_the_models_own_tokens(mixed: LLM) -> None:
     assert FACT in "".join(passage.text for passage in found.passages)
 
 
+def test_separators_of_passages_are_told(mixed: LLM) -> None:
+    """They were read and counted nowhere."""
+    asked = replace(request(mixed, document(1, 200)), selects_only=True)
+    (filtered,) = [e for e in mixed.core.run_alone(asked) if isinstance(e, Filtered)]
+    assert filtered.ids is not None
+    assert filtered.report.added_tokens > 0
+    assert filtered.report.kept_tokens + filtered.report.added_tokens == len(filtered.ids)
+
+
 @pytest.mark.slow
 def test_what_such_a_reader_distrusts_the_model_looks_at_itself(mixed: LLM) -> None:
     made = distrusted(request(mixed, document(2, 200)))

@@ -73,7 +73,7 @@ class EventMaker:
         """All events of a request for a selection that needs no pass."""
         job.started_s = time.monotonic()
         try:
-            filtered = _filtered(job, job.sequence.chosen, job.started_s)
+            filtered = _filtered(job, job.sequence.chosen, job.started_s, num_added=_num_added(job))
         except Exception as error:
             return [self.finished(job, "error", 0, _message(_described(error), job.request))]
         return [replace(filtered, ids=job.sequence.ids), self.finished(job, "stop", 0)]
@@ -185,7 +185,12 @@ def _of_first_step(job: Job, started_s: float) -> list[Event]:
         job.reason = "cached"
     if job.reason is None and job.sequence.chosen is None:
         return []
-    return [_filtered(job, job.sequence.chosen, started_s)]
+    return [_filtered(job, job.sequence.chosen, started_s, num_added=_num_added(job))]
+
+
+def _num_added(job: Job) -> int:
+    """Tokens that separate passages, of a choice that was made before the request came here."""
+    return len(job.sequence.plan.added)
 
 
 def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:

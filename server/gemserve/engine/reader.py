@@ -320,6 +320,8 @@ def _reading_of(request: Request) -> Request | None:
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         documents=request.documents,
+        pin=request.pin,
+        first_difference=request.first_difference,
         priority=request.priority,
         notes=request.notes,
         begin_within_s=request.begin_within_s,

@@ -6,6 +6,7 @@ nothing of who speaks. The beginning of the chat template gives it both.
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from gemserve.prompting.chat_template import find_messages, render_chat
 from gemserve.prompting.encoding import encode
 
 _MOST_TOKENS = 64  # of a template that says more before the first message
+_SOME_DAY = datetime(2026, 1, 1)
 
 
 def segment_anchor(tokenizer: Any) -> tuple[int, ...]:
@@ -30,6 +32,11 @@ def segment_end(tokenizer: Any) -> tuple[int, ...]:
     None without a template, or if it cannot be told where they begin.
     """
     return _end(tokenizer, getattr(tokenizer, "chat_template", None))
+
+
+def strftime_now(form: str) -> str:
+    """For templates that say which day it is: what was read is read the same on other days."""
+    return _SOME_DAY.strftime(form)
 
 
 @lru_cache(maxsize=16)
@@ -54,11 +61,12 @@ def _anchor(tokenizer: Any, template: Any) -> tuple[int, ...]:
     if template is None:
         return first
     messages = [{"role": "user", "content": "a"}]
+    dated = {"strftime_now": strftime_now}
     try:
-        text = render_chat(tokenizer, messages)
+        text = render_chat(tokenizer, messages, variables=dated)
     except RequestError:  # a template that wants something else first
         return first
-    places = find_messages(tokenizer, text, messages)
+    places = find_messages(tokenizer, text, messages, variables=dated)
     if not places:
         return first
     ids: list[int] = encode(tokenizer, text[: places[0][1]], add_special_tokens=False).ids

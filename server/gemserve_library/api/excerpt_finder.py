@@ -42,6 +42,7 @@ class LibraryExcerpts:
         wanted: FilterBody,
         alone: EngineRequests,
         again: Callable[[int], Awaitable[EngineRequests]],
+        cache_salt: str,
     ) -> EngineRequests:
         if wanted.max_seconds is not None and not self.has_cache:
             raise RequestError(
@@ -52,7 +53,7 @@ class LibraryExcerpts:
         began_s = time.monotonic()
         names, tenant = wanted.libraries, tenant_of(http)
         await to_thread.run_sync(self.shelf.check_names, tenant, names)
-        request = replace(alone.requests[0], tenant=tenant)
+        request = replace(alone.requests[0], tenant=tenant, cache_salt=cache_salt)
         stream = self.engine.submit(self.shelf.requests.for_question(request))
         try:
             async for event in stream:
@@ -68,7 +69,7 @@ class LibraryExcerpts:
         built = await again(length)
         if wanted.max_seconds is None or not found.excerpts.parts:
             return built
-        whole = replace(built.requests[0], tenant=tenant)
+        whole = replace(built.requests[0], tenant=tenant, cache_salt=cache_salt)
         read = await read_in_time(whole, self.engine.submit, began_s + wanted.max_seconds)
         if len(read) == len(found.excerpts.parts):
             return built

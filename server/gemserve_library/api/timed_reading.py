@@ -32,7 +32,9 @@ async def read_in_time(
     """
     ranks = frozenset(excerpt.rank for excerpt in request.excerpts)
     if request.reading is not None and request.reading.stands_for is None:
-        request = request.reading  # the reader reads them
+        request = replace(  # the reader reads them
+            request.reading, tenant=request.tenant, cache_salt=request.cache_salt
+        )
     plan = request.plan
     assert plan is not None, "the builder has planned it"
     if plan.segments is None:
@@ -70,7 +72,7 @@ def _part(request: Request, excerpt: Excerpt, segments: list[Segment]) -> Reques
         grammar=None,
         prompt_logprobs=None,
         notes=None,
-        plan=request.plan.having(segments=reading),
+        plan=request.plan.having(segments=reading, may_read_whole=False, fails_open=False),
     )
 
 

@@ -202,7 +202,8 @@ def reading_request(
         filter=params,
         priority=priority,
         summarizes_only=True,
-        adapter=adapter,
+        # an adapter is of the model that answers
+        adapter=None if params.reader == "reader" else adapter,
         plan=plan,
         tenant=tenant,
     )

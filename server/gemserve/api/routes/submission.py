@@ -87,10 +87,12 @@ class ExcerptFinder(Protocol):
         wanted: FilterBody,
         alone: EngineRequests,
         again: Callable[[int], Awaitable[EngineRequests]],
+        cache_salt: str,
     ) -> EngineRequests:
         """The requests with what was found. `alone`: those without.
 
-        `again` builds them anew, after `wanted` was told of a text of so many bytes.
+        `again` builds them anew, after `wanted` was told of a text of so many bytes. `cache_salt`:
+        what they will have.
         """
         ...
 
@@ -175,7 +177,9 @@ class Submitter:
                             param="filter.library",
                             code="no_libraries",
                         )
-                    requests = await self.excerpts.put_in_front(http, wanted, requests, again)
+                    requests = await self.excerpts.put_in_front(
+                        http, wanted, requests, again, _cache_salt(body)
+                    )
             is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
             timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
             self.check_room(tenant)  # others may have come meanwhile

@@ -401,7 +401,7 @@ class DiskCache:
         if isinstance(load, SegmentLoad):
             self._cache.drop_segment(load.document)
         else:
-            load.sequence.is_loading = False
+            self._end_pass_load(load)
 
     def _end_load(self, load: PassLoad | SegmentLoad, error: Exception | None) -> None:
         self._loads.remove(load)
@@ -418,7 +418,11 @@ class DiskCache:
             self.folder.touch(load.info)
         if isinstance(load, SegmentLoad):
             self._end_segment(load, error is None)
-            return
+        else:
+            self._end_pass_load(load)
+
+    def _end_pass_load(self, load: PassLoad) -> None:
+        """Let a pass go on behind what was loaded, which is all of it or a part."""
         sequence = load.sequence
         sequence.is_loading = False
         if sequence.done > sequence.num_cached:

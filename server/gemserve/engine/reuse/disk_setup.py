@@ -8,12 +8,15 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+import gemserve.model
+import gemserve_kernels
 from gemserve.config import ResolvedEngineConfig
 from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.cache.folder import CacheFolder
@@ -70,10 +73,24 @@ def identity_of(model: CausalModel, config: ResolvedEngineConfig) -> str:
             "backend": [model.backend.name, model.backend.kernels],
             "device": device,
             "versions": [torch.__version__, transformers.__version__],
+            "code": _hash_of_code(),
         },
         sort_keys=True,
         default=str,
     )
+
+
+@remembered
+def _hash_of_code() -> str:
+    """A hash of what computes keys and values: a mend there must not find those from before."""
+    whole = hashlib.sha256()
+    for package in (gemserve.model, gemserve_kernels):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(
+            path for path in root.rglob("*") if path.suffix in (".py", ".cpp", ".h")
+        ):
+            whole.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return whole.hexdigest()
 
 
 def hash_all_weights(hf: Any) -> str:

@@ -55,7 +55,8 @@ class IdleReading:
             count = num_common(asked.request.tokens, request.tokens)
             if 2 * count >= sequence.num_prompt and count >= FEWEST_TOKENS:
                 del self._asked[number]
-                self._asked[sequence.order] = Asked(request, max(count, asked.num_common))
+                most = min(max(count, asked.num_common), sequence.num_prompt)
+                self._asked[sequence.order] = Asked(request, most)
                 return
         self._asked[sequence.order] = Asked(request)
         while len(self._asked) > _MOST_REMEMBERED:

@@ -5,6 +5,8 @@ The server reads a document in advance, so that the first question about it is a
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any, Unpack
 from urllib.parse import quote
 
@@ -17,6 +19,9 @@ from gemserve_client.filters import FilterParam
 from gemserve_client.replies import Document
 
 _PATH = "/documents"
+_READING = "warming"  # the status of a document until the server has read it
+# A request that waited for it would be sent again after the SDK's timeout, and store it once more.
+_POLL_S = 0.5
 
 
 class DocumentRequest(TypedDict, total=False):
@@ -68,8 +73,13 @@ class Documents:
 
     def create(self, text: str, **request: Unpack[DocumentRequest]) -> Document:
         """Store a text; the server begins to read it."""
+        waits = request.pop("wait", False)
         body: dict[str, Any] = {"text": text, **request}
-        return self._client.post(_PATH, cast_to=Document, body=body)
+        made = self._client.post(_PATH, cast_to=Document, body=body)
+        while waits and made.status == _READING:
+            time.sleep(_POLL_S)
+            made = self.retrieve(made)
+        return made
 
     def list(self) -> SyncPage[Document]:
         """All documents of this key, the oldest first."""
@@ -98,8 +108,13 @@ class AsyncDocuments:
 
     async def create(self, text: str, **request: Unpack[DocumentRequest]) -> Document:
         """Store a text; the server begins to read it."""
+        waits = request.pop("wait", False)
         body: dict[str, Any] = {"text": text, **request}
-        return await self._client.post(_PATH, cast_to=Document, body=body)
+        made = await self._client.post(_PATH, cast_to=Document, body=body)
+        while waits and made.status == _READING:
+            await asyncio.sleep(_POLL_S)
+            made = await self.retrieve(made)
+        return made
 
     async def list(self) -> AsyncPage[Document]:
         """All documents of this key, the oldest first."""

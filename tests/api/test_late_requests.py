@@ -23,6 +23,7 @@ LATE = Finished(
     reason="error", completion_tokens=0, error="too late", is_unread=True, late="not_begun"
 )
 MESSAGES = "/v1/messages"
+ENDS = ("stop", "length", "abort", "error")
 TIMEOUT = "X-Request-Timeout"
 
 
@@ -45,6 +46,7 @@ async def test_it_is_a_503_with_retry_after(api: Api, core: FakeCore) -> None:
     assert int(reply.headers["retry-after"]) >= 1
     metrics = await api.metrics()
     assert metrics['admission_rejections_total{reason="queue_full"}'] == 1
+    assert not any(metrics.get(f'request_success_total{{finish_reason="{each}"}}') for each in ENDS)
 
 
 async def test_a_fault_is_not_told_as_load(api: Api, core: FakeCore) -> None:

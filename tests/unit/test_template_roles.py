@@ -291,3 +291,63 @@ def test_rules_without_a_user(tokenizer: Any, template: str) -> None:
     assert "Answer in verse." in prompt.text
     assert prompt.messages is not None
     assert [place.role for place in prompt.messages] == ["system"]
+
+
+def test_ids_of_calls_become_as_short_as_a_template_wants(tokenizer: Any) -> None:
+    """Mistral's templates refused the ids that this server gives, and Anthropic's: each loop of
+    calls ended at its second request."""
+    check = (
+        "{% if (ID | length) != 9 %}"
+        + RAISE % "Tool call IDs should have length 9!"
+        + "{% endif %}"
+    )
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}"
+        + check.replace("ID", "m.tool_call_id")
+        + "<|tool|>{{ m.tool_call_id }}:{{ m.content }}<|end|>{% elif m.tool_calls %}"
+        + "{% for c in m.tool_calls %}"
+        + check.replace("ID", "c.id")
+        + "<|call|>{{ c.id }}:{{ c.function.name }}<|end|>{% endfor %}{% else %}"
+        + TURNS
+        + "{% endif %}{% endfor %}"
+    )
+    said = _with_two_calls("call_0123456789abcdef01234567", "toolu_01A09q90qw90lq917835lq9")
+    text = render_chat(copied, fit_roles(copied, said))
+    first, second = (part.partition(":")[0] for part in text.split("<|call|>")[1:])
+    assert len({first, second}) == 2
+    assert f"<|tool|>{second}:cold<|end|><|tool|>{first}:warm<|end|>" in text
+
+
+def test_calls_come_one_by_one_where_a_template_wants_that(tokenizer: Any) -> None:
+    """Llama 3's templates refused histories with parallel calls."""
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        + RAISE % "This model only supports single tool-calls at once!"
+        + "{% endif %}<|call|>{{ m.tool_calls[0].id }}<|end|>{% else %}"
+        + TURNS
+        + "{% endif %}{% endfor %}"
+    )
+    said = _with_two_calls("one", "two")
+    changed = fit_roles(copied, said)
+    text = render_chat(copied, changed)
+    calls = "<|call|>one<|end|><|tool|>warm<|end|><|call|>two<|end|><|tool|>cold<|end|>"
+    assert calls + "<|user|>Thanks.<|end|>" in text
+    places = source_places(find_messages(copied, text, changed), changed, text)
+    assert [said[index]["content"] for index, *_ in places] == ["Where?", "warm", "cold", "Thanks."]
+
+
+def _with_two_calls(first: str, second: str) -> list[dict[str, Any]]:
+    """The results come in the other order."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "find", "arguments": {}}}
+        for name in (first, second)
+    ]
+    return [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "cold", "tool_call_id": second},
+        {"role": "tool", "content": "warm", "tool_call_id": first},
+        {"role": "user", "content": "Thanks."},
+    ]

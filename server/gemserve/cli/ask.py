@@ -157,6 +157,8 @@ def _answer(llm: LLM, prompt: Prompt, arguments: argparse.Namespace, adapter: An
             print(event.text, end="", flush=True)
         elif isinstance(event, Finished):
             print(flush=True)
+            if event.error is not None:
+                raise GemserveError(f"the request failed: {event.error}")
             if event.reason == "length":
                 print("the answer is cut: it reached --max-tokens", file=sys.stderr)
     if report is not None and report.sources is not None:

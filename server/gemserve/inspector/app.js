@@ -57,6 +57,7 @@ function settings() {
 }
 
 async function ask() {
+  if ($("send").disabled) return; // one request at a time, however it is asked for
   const given = settings();
   say("error", "");
   if (!given.model) return connect();
@@ -76,9 +77,9 @@ async function ask() {
 }
 
 async function askLibrary(library, given) {
+  $("send").disabled = true;
   await learning.catch(() => {}); // `connect` has said what went wrong
   state.abort = new AbortController();
-  $("send").disabled = true;
   $("stop").disabled = false;
   say("status", "Searching the library…");
   try {
@@ -222,7 +223,7 @@ function listen() {
   on("find-before", "click", () => find(-1));
   on("stop", "click", () => state.abort?.abort());
   on("question", "keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey) (event.preventDefault(), $("ask-form").requestSubmit());
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), $("ask-form").requestSubmit());
   });
   on("document", "input", () => showSize(""));
   on("model", "change", () => showSize());

@@ -1,16 +1,19 @@
 """Messages in roles and an order that a model's chat template accepts.
 
-Many templates know no role `developer` or `tool`, want the system message first, or want users and
-assistants to take turns. They raise an error at other messages, or leave them out. Then the
-messages are changed, as little as the template demands. A template that shows all messages as they
-were sent gets them unaltered, but for a `developer` that it does not name: it would write that role
-behind a system prompt of its own, and models know it as little.
+Many templates know no role `developer` or `tool`, want the system message first, want users and
+assistants to take turns, or want ids of their own form or one call in a message. They raise an
+error at other messages, or leave them out. Then the messages are changed, as little as the template
+demands. A template that shows all messages as they were sent gets them unaltered, but for a
+`developer` that it does not name: it would write that role behind a system prompt of its own, and
+models know it as little.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, groupby
@@ -21,6 +24,7 @@ from gemserve.prompting.chat_template import NO_VARIABLES, TemplateTooLarge, ren
 from gemserve.prompting.tools import Message, Tool
 
 _BETWEEN = "\n\n"
+_SHORT_ID = 9  # characters
 _MARK = re.compile("\ue000[0-9]{20}\ue001")
 _DEVELOPER = re.compile(r"""(['"])developer\1""")
 Change = Callable[[Sequence[Message]], list[Message]]
@@ -119,6 +123,11 @@ def _changes(messages: Sequence[Message]) -> Iterator[Change]:
     """What can be done about the messages, the least first."""
     roles = {message["role"] for message in messages}
     steps: list[Change] = []
+    num_calls = [len(message.get("tool_calls", ())) for message in messages]
+    if any(num_calls):
+        steps.append(_short_ids)
+    if any(count > 1 for count in num_calls):
+        steps.append(_calls_apart)
     if "developer" in roles:
         steps.append(_developers_as_system)
     if roles & {"system", "developer"}:
@@ -144,6 +153,54 @@ def _changed(steps: Sequence[Change], messages: Sequence[Message]) -> list[Messa
 
 def _developers_as_system(messages: Sequence[Message]) -> list[Message]:
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Ids of calls as nine letters and digits, which Mistral's templates demand."""
+    short: dict[str, str] = {}
+
+    def shortened(call_id: str) -> str:
+        name = call_id
+        while call_id not in short:
+            found = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID]
+            if found not in short.values():
+                short[call_id] = found
+            name += "+"
+        return short[call_id]
+
+    changed: list[Message] = []
+    for message in messages:
+        one = dict(message)
+        if calls := message.get("tool_calls"):
+            one["tool_calls"] = [{**call, "id": shortened(call["id"])} for call in calls]
+        if "tool_call_id" in message:
+            one["tool_call_id"] = shortened(message["tool_call_id"])
+        if "called" in message:
+            one["called"] = {shortened(each): name for each, name in message["called"].items()}
+        changed.append(one)
+    return changed
+
+
+def _calls_apart(messages: Sequence[Message]) -> list[Message]:
+    """Each call as a message of its own, with its result behind it; the text is with the first."""
+    changed: list[Message] = []
+    behind = deque(messages)
+    while behind:
+        message = behind.popleft()
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            changed.append(message)
+            continue
+        results: list[Message] = []
+        while behind and behind[0]["role"] == "tool":
+            results.append(behind.popleft())
+        rest = {**message, "content": "", "sources": [(message["sources"][0][0], 0, 0)]}
+        for number, call in enumerate(calls):
+            changed.append({**(rest if number else message), "tool_calls": [call]})
+            changed += [each for each in results if each.get("tool_call_id") == call["id"]]
+            results = [each for each in results if each.get("tool_call_id") != call["id"]]
+        changed += results
+    return changed
 
 
 def _results_as_users(messages: Sequence[Message]) -> list[Message]:

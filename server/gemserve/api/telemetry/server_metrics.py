@@ -234,6 +234,8 @@ class RequestObserver:
             else:
                 m._itl.observe(event.drawn_s - self._last_s)
             self._last_s = event.drawn_s
+        elif isinstance(event, Finished) and event.late == "not_begun":
+            self._is_counted = True  # as a refusal, which the engine is not at fault for
         elif isinstance(event, Finished):
             if event.segments_read is not None:
                 self._see_read(event.segments_read)

@@ -56,6 +56,9 @@ class TextStream:
         self._begin()
         for token_id in before:
             self._decode(token_id)
+        if self._undecoded():  # it ends amid a character, of which the answer is to show nothing
+            self._last = None
+            self._begin()
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """Add a token; returns new final text, possibly empty. Sets `is_stopped`, `stopped_by`.

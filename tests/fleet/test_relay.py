@@ -294,7 +294,7 @@ async def test_a_replica_is_told_of_a_reader_that_is_slow(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would take the silence for its end, and send everything."""
-    monkeypatch.setattr(relayed_app, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(relayed_app, "_SILENCE_S", 2.0)
     monkeypatch.setattr(ingress, "_TELL_PERIOD_S", 0.1)
     reads = asyncio.Event()
 
@@ -307,7 +307,7 @@ async def test_a_replica_is_told_of_a_reader_that_is_slow(
         body = {**STREAMS[COMPLETIONS], "max_tokens": 300}
         asking = asyncio.create_task(ask_raw(fleet, COMPLETIONS, body, asyncio.Event(), send))
         await wait_for_async(lambda: core.started.is_set() and core.is_idle)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(3)
         (answering,) = fleet["r0"].relayed._running.values()
         assert answering._num_sent < 3 << 20
         reads.set()

@@ -170,8 +170,9 @@ class DiskCache:
     def has_work(self) -> bool:
         """Is something being read or written, or waiting for that?"""
         is_unseen = self._can_write and self._seen_changes != self._cache.num_changes
-        # whoever reads no more is let go by `work`
-        return bool(self._loads or self._readers or self._save is not None or is_unseen)
+        # `work` lets those go that read no more
+        has_ended = not all(map(_reads_on, self._readers))
+        return bool(self._loads or has_ended or self._save is not None or is_unseen)
 
     @property
     def _can_write(self) -> bool:
@@ -298,7 +299,7 @@ class DiskCache:
 
     def _serve_readers(self) -> None:
         """Begin to load what passes read next, and let those go on that wait for nothing."""
-        self._readers = [r for r in self._readers if segment_key(r.sequence) and _is_filtering(r)]
+        self._readers = [*filter(_reads_on, self._readers)]
         for reader in self._readers:
             stop = min(len(reader.reading.groups), reader.reading.next_group + 1 + _GROUPS_AHEAD)
             while reader.num_looked < stop:
@@ -567,8 +568,10 @@ class DiskCache:
         self._save = None
 
 
-def _is_filtering(reader: SegmentReader) -> bool:
-    return reader.sequence.state is State.FILTERING
+def _reads_on(reader: SegmentReader) -> bool:
+    """Is its filter pass still under way?"""
+    sequence = reader.sequence
+    return segment_key(sequence) is not None and sequence.state is State.FILTERING
 
 
 def state_of(cache: DocumentCache, disk: DiskCache | None, shape: ModelShape) -> CacheState:

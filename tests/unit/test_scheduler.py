@@ -338,12 +338,11 @@ def test_memory_is_not_moved_under_an_open_chunk() -> None:
     s.commit(plan, StepOutput(is_chunk_done=False))
     s.add(sequence(3, 110, None, 10))  # fits only once the third has moved
     begun = plan.chunk.sequence
-    while (plan := s.schedule(8, is_decode_due=True)).chunk is not None:
-        assert not plan.moves
-        is_in_the_way = plan.chunk.sequence == begun
-        s.commit(plan, StepOutput(is_chunk_done=is_in_the_way))
-        if is_in_the_way:
-            break
+    plan = s.schedule(8, is_decode_due=True)
+    assert not plan.moves
+    assert plan.chunk is not None
+    assert plan.chunk.sequence == begun
+    s.commit(plan, StepOutput(is_chunk_done=True))
     plan = s.schedule(8, is_decode_due=True)
     assert plan.moves
     assert len(s.running) == 3
@@ -371,33 +370,6 @@ def test_memory_is_moved_beside_an_open_chunk() -> None:
     s.commit(plan, StepOutput(is_chunk_done=False))
     s.check_integrity()
     assert third.memory.start < fourth.memory.start
-
-
-def test_only_what_is_in_the_way_of_a_waiting_prompt_waits_for_a_chunk() -> None:
-    """Nobody's prompt was read until the chunk of one that was in the way had ended."""
-    s = scheduler(2 * LAYERS * 400)
-    for order, prompt in enumerate((110, 150)):
-        s.add(sequence(order, prompt, None, 10))
-    for _ in range(2):
-        s.commit(s.schedule(8, is_decode_due=True), StepOutput(is_chunk_done=False))
-    first, second = s.running
-    assert second.open_tokens
-    s.finish(first)  # gaps of 120 tokens on both sides
-    s.add(large := sequence(2, 190, None, 10))
-    s.add(short := sequence(3, 20, None, 10))
-    for _ in range(2):
-        plan = s.schedule(8, is_decode_due=True)
-        assert large.state is State.WAITING
-        s.commit(plan, StepOutput(is_chunk_done=False))
-    assert short.open_tokens
-    while second.open_tokens:
-        plan = s.schedule(8, is_decode_due=True)
-        assert plan.chunk is not None
-        s.commit(plan, StepOutput(is_chunk_done=True, tokens={plan.chunk.sequence: [1]}))
-    plan = s.schedule(8, is_decode_due=True)
-    assert plan.moves
-    assert large.state is not State.WAITING
-    s.check_integrity()
 
 
 def test_passes_under_way_are_few() -> None:

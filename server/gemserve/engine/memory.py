@@ -244,11 +244,6 @@ class MemoryPool:
         first, last = _cheapest_move(spans, self.capacity, size) or (0, -1)
         return sum(span.size for span in spans[first : last + 1])
 
-    def in_the_way(self, size: int) -> list[Span]:
-        """The spans that `compact` would move for a span of `size` if all of them might be."""
-        first, last = _cheapest_move(self._spans, self.capacity, size) or (0, -1)
-        return self._spans[first : last + 1]
-
     def take_changes(self) -> list[Change]:
         """What must be done with the bytes since the last call. The caller does it, in order."""
         changes, self._changes = self._changes, []

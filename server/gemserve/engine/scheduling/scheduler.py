@@ -82,8 +82,7 @@ class Scheduler:
         self.begin_load: Callable[[LiveSequence, int], object] = lambda sequence, num_cached: None
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
-        # ids of spans that must move for requests that wait
-        self._in_the_way: frozenset[int] = frozenset()
+        self._awaits_compaction = False
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -214,21 +213,20 @@ class Scheduler:
 
         Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
         tenant has its part. Scattered free units are made one by compaction. What passes that have
-        begun hold views of stays in its place; if it is in the way, their chunks are finished
-        first, and what else is in the way begins none. A step copies one document at most, so that
-        nobody's next token waits for several. `taken`: what will be copied, to which this adds.
-        `is_shared`: there are several tenants, so that none may hold all of the memory.
+        begun hold views of stays in its place; if it is in the way, they are finished first. A step
+        copies one document at most, so that nobody's next token waits for several. `taken`: what
+        will be copied, to which this adds. `is_shared`: there are several tenants, so that none may
+        hold all of the memory.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
-        self._in_the_way = frozenset()
+        self._awaits_compaction = False
         if not self.waiting or len(self.running) >= self._max_running:
             return
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
         reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
         num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
-        blocked: list[int] = []  # sizes for which no memory can be moved now, each below the last
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
@@ -240,8 +238,6 @@ class Scheduler:
             if not slots.may_have(sequence, size):
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
-            if blocked and size >= blocked[-1]:
-                is_fitting = False
             if is_fitting and self._awaits_leader(sequence):
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
@@ -255,10 +251,8 @@ class Scheduler:
             span = self.pool.allocate(size)
             if span is None:
                 if not self.pool.compact(size, self._spans_of_open_passes()):
-                    blocked.append(size)
-                    if sequence.times_passed >= MAX_TIMES_PASSED:
-                        break
-                    continue
+                    self._awaits_compaction = True
+                    break
                 span = self.pool.allocate(size)
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
@@ -274,9 +268,6 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
-        self._in_the_way = frozenset(
-            id(span) for size in blocked for span in self.pool.in_the_way(size)
-        )
 
     def _spans_of_open_passes(self) -> Iterator[Span]:
         for sequence in self.running:
@@ -372,12 +363,8 @@ class Scheduler:
             for s in self.running
             if s.state in reading and not s.is_loading and not s.awaits_source and not s.is_awaiting
         ]
-        if self._in_the_way:
-            unfinished = [
-                s
-                for s in unfinished
-                if s.open_tokens or self._in_the_way.isdisjoint(map(id, _spans_of(s)))
-            ]
+        if self._awaits_compaction:
+            unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
         sequence = self._reading.choose(unfinished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 from gemserve.errors import RequestError
 from gemserve.prompting.chat_template import find_messages, render_chat
 from gemserve.prompting.prompt import chat_prompt
-from gemserve.prompting.template_roles import fit_roles, source_places
+from gemserve.prompting.template_roles import (
+    _calls_apart,
+    _short_ids,
+    fit_roles,
+    source_places,
+)
 from gemserve.prompting.tools import for_template
 from tests.chat_templates import FAMILIES, shaped_like
 
@@ -336,6 +342,19 @@ def test_calls_come_one_by_one_where_a_template_wants_that(tokenizer: Any) -> No
     assert calls + "<|user|>Thanks.<|end|>" in text
     places = source_places(find_messages(copied, text, changed), changed, text)
     assert [said[index]["content"] for index, *_ in places] == ["Where?", "warm", "cold", "Thanks."]
+
+
+def test_thousands_of_calls_are_taken_apart_soon() -> None:
+    calls = [{"id": f"c{n}", "type": "function", "function": {}} for n in range(10_000)]
+    said = [
+        {"role": "assistant", "content": "", "tool_calls": calls, "sources": [(0, 0, 0)]},
+        *({"role": "tool", "content": "", "tool_call_id": call["id"]} for call in calls[::-1]),
+    ]
+    began_s = time.process_time()
+    changed = _calls_apart(_short_ids(said))
+    assert time.process_time() - began_s < 1
+    assert len(changed) == 20_000
+    assert changed[2]["tool_calls"][0]["id"] == changed[3]["tool_call_id"]
 
 
 def _with_two_calls(first: str, second: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations, groupby
+from itertools import chain, combinations, groupby
 from typing import Any
 
 from gemserve.errors import RequestError
@@ -26,6 +26,9 @@ from gemserve.prompting.tools import Message, Tool
 _BETWEEN = "\n\n"
 _SHORT_ID = 9  # characters
 _MARK = re.compile("\ue000[0-9]{20}\ue001")
+# lengths of ids, and of lists of calls: without such a condition nothing is tried in vain
+_COMPARES_NINE = re.compile(r"length\s*\)*\s*[!=]=\s*9\b")
+_COMPARES_ONE = re.compile(r"length\s*\)*\s*(?:[!=]=|>)\s*1\b")
 _DEVELOPER = re.compile(r"""(['"])developer\1""")
 Change = Callable[[Sequence[Message]], list[Message]]
 
@@ -63,7 +66,7 @@ def fit_roles(
     as_sent = render(marked)
     if shows_all(as_sent) or (as_sent is None and render(messages) is not None):
         return messages
-    for change in _changes(messages):
+    for change in _changes(messages, "".join(_texts_of(tokenizer))):
         if shows_all(render(change(marked))):
             return change(messages)
     return messages
@@ -95,9 +98,12 @@ def source_places(
 
 def _names_developer(tokenizer: Any) -> bool:
     """Does the template say anything about that role?"""
+    return any(map(_DEVELOPER.search, _texts_of(tokenizer)))
+
+
+def _texts_of(tokenizer: Any) -> list[str]:
     template = tokenizer.chat_template
-    texts = template.values() if isinstance(template, dict) else [template]
-    return any(_DEVELOPER.search(text) for text in texts)
+    return [*template.values()] if isinstance(template, dict) else [template]
 
 
 def _easily_lost(messages: Sequence[Message]) -> Iterator[Message]:
@@ -119,14 +125,14 @@ def _marked(message: Message) -> Message:
     return {**message, "content": f"\ue000{secrets.randbelow(10**20):020}\ue001"}
 
 
-def _changes(messages: Sequence[Message]) -> Iterator[Change]:
+def _changes(messages: Sequence[Message], template: str) -> Iterator[Change]:
     """What can be done about the messages, the least first."""
     roles = {message["role"] for message in messages}
     steps: list[Change] = []
     num_calls = [len(message.get("tool_calls", ())) for message in messages]
-    if any(num_calls):
+    if any(num_calls) and _COMPARES_NINE.search(template):
         steps.append(_short_ids)
-    if any(count > 1 for count in num_calls):
+    if any(count > 1 for count in num_calls) and _COMPARES_ONE.search(template):
         steps.append(_calls_apart)
     if "developer" in roles:
         steps.append(_developers_as_system)
@@ -158,12 +164,14 @@ def _developers_as_system(messages: Sequence[Message]) -> list[Message]:
 def _short_ids(messages: Sequence[Message]) -> list[Message]:
     """Ids of calls as nine letters and digits, which Mistral's templates demand."""
     short: dict[str, str] = {}
+    taken: set[str] = set()
 
     def shortened(call_id: str) -> str:
         name = call_id
         while call_id not in short:
             found = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID]
-            if found not in short.values():
+            if found not in taken:
+                taken.add(found)
                 short[call_id] = found
             name += "+"
         return short[call_id]
@@ -191,15 +199,15 @@ def _calls_apart(messages: Sequence[Message]) -> list[Message]:
         if len(calls) < 2:
             changed.append(message)
             continue
-        results: list[Message] = []
+        results: dict[str | None, list[Message]] = {}
         while behind and behind[0]["role"] == "tool":
-            results.append(behind.popleft())
+            result = behind.popleft()
+            results.setdefault(result.get("tool_call_id"), []).append(result)
         rest = {**message, "content": "", "sources": [(message["sources"][0][0], 0, 0)]}
         for number, call in enumerate(calls):
             changed.append({**(rest if number else message), "tool_calls": [call]})
-            changed += [each for each in results if each.get("tool_call_id") == call["id"]]
-            results = [each for each in results if each.get("tool_call_id") != call["id"]]
-        changed += results
+            changed += results.pop(call["id"], ())
+        changed += chain.from_iterable(results.values())
     return changed
 
 

@@ -184,9 +184,7 @@ class EventReader:
 
         The engine may have been done in time: then it was the client that has read too slowly.
         """
-        if not isinstance(event, Finished):
-            return event
-        if event.late is not None:
+        if not isinstance(event, Finished) or event.late is not None:
             return event
         # of several choices, none is of use without the others
         if event.is_unread and len(self.streams) == 1 and self._is_overdue:

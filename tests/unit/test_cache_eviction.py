@@ -7,7 +7,7 @@ from random import Random
 
 from gemserve.engine.cache.common_tokens import as_tokens
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
-from gemserve.engine.memory import MemoryPool, MemoryShare
+from gemserve.engine.memory import MemoryPool, MemoryShare, Span
 
 SIZE = 10  # units of a document
 KEY = CacheKey(b"", None, 2)
@@ -48,3 +48,44 @@ def test_finding_them_takes_no_longer_with_thousands() -> None:
     assert time.process_time() - began_s < 2
     assert len(cache.documents) == 4000
     cache.check_integrity()
+
+
+def around_a_pass(*, num_on_each_side: int) -> tuple[DocumentCache, MemoryPool, Span]:
+    """Documents and gaps of equal size in turn, with what must stay in the middle."""
+    pool = MemoryPool((4 * num_on_each_side + 1) * SIZE)
+    spans = [pool.allocate(SIZE) for _ in range(4 * num_on_each_side + 1)]
+    cache = DocumentCache(pool, pool.capacity)
+    for number, span in enumerate(spans):
+        assert span is not None
+        if number % 2:
+            pool.release(span)
+        elif number != 2 * num_on_each_side:
+            share = MemoryShare(span, 1, 1)
+            cache.add_segment(KEY, b"%d" % number, as_tokens([number]), share)
+    fixed = spans[2 * num_on_each_side]
+    assert fixed is not None
+    return cache, pool, fixed
+
+
+def test_a_few_documents_give_way_so_that_nobody_waits_for_a_pass_in_the_way() -> None:
+    """A question waited for a chunk of another's long text: 45 s with a model of 1.5B."""
+    cache, pool, fixed = around_a_pass(num_on_each_side=10)
+    size = 12 * SIZE
+    assert pool.free > size
+    assert not pool.compact(size, [fixed])
+    assert cache.make_place(size, [fixed])
+    assert [document.name for document in cache.documents][:2] == [b"4", b"6"]
+    assert pool.compact(size, [fixed])
+    assert pool.allocate(size) is not None
+    cache.check_integrity()
+    pool.check_integrity()
+
+
+def test_none_gives_way_where_that_does_not_help() -> None:
+    cache, _, fixed = around_a_pass(num_on_each_side=10)
+    assert not cache.make_place(20 * SIZE + 1, [fixed])  # more than there is on either side
+    assert len(cache.documents) == 20
+    cache, _, fixed = around_a_pass(num_on_each_side=2)
+    kept = cache.documents
+    assert not cache.make_place(3 * SIZE, [fixed], spared=kept)
+    assert cache.documents == kept

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gemserve.kv_layout import WindowRoom
@@ -236,6 +236,12 @@ class MemoryPool:
         if is_private:  # what is left of a private span at its old place
             self._changes.append(Wipe(end, old_end - end))
         return True
+
+    def has_place(self, size: int, fixed: Collection[Span], without: Iterable[Span] = ()) -> bool:
+        """Could `compact` find `size` units around `fixed`, if those `without` were free?"""
+        left_out = frozenset(map(id, without))
+        spans = [span for span in self._spans if id(span) not in left_out]
+        return _cheapest_move(spans, self.capacity, size, frozenset(map(id, fixed))) is not None
 
     def num_moved(self, size: int, without: Iterable[Span] = ()) -> int:
         """Units that `compact` would move for a span of `size`, if those `without` were free."""

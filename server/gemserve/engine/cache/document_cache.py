@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gemserve.contract.reading_notes import CacheEntry
@@ -32,6 +32,9 @@ PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
 # A document gives way if without it the pool moves more than so many times its size less. What is
 # moved is copied, which takes a fraction of the time in which it was read.
 MOST_MOVED = 2
+# As many times the units that a request needs may give way to it, so that it need not wait for a
+# pass in the way: on whichever side of that it is then placed, so much is free.
+MOST_FOR_PLACE = 2
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
 
@@ -422,6 +425,34 @@ class DocumentCache:
                 return
             self._evict_oldest(spared, coming=(tenant, needed))
 
+    def make_place(
+        self,
+        needed: int,
+        fixed: Collection[Span],
+        spared: Collection[CachedDocument] = (),
+        tenant: bytes = b"",
+    ) -> bool:
+        """Evict until the pool can move `needed` free units together around `fixed` spans.
+
+        At most `MOST_FOR_PLACE` times as many units give way; False, and none has, if that is not
+        enough.
+        """
+        going: dict[CachedDocument, None] = {}
+        left = MOST_FOR_PLACE * needed
+        for document in self._in_order(spared, coming=(tenant, needed)):
+            left -= document.units
+            if left < 0:
+                break
+            going[document] = None
+        freed = self._held.without(d for d in self._documents if d not in going)
+        if not self._pool.has_place(needed, fixed, without=freed):
+            return False
+        for document in going:
+            if self._pool.has_place(needed, fixed):
+                break
+            self._evict(document)
+        return True
+
     def check_integrity(self) -> None:
         """Prove that what is held is what is counted. Raises `AssertionError`."""
         for held, documents in (
@@ -462,10 +493,13 @@ class DocumentCache:
         oldest = self._oldest(spared, is_pinned, coming)
         if oldest is None:
             return False
-        self._drop(oldest)
-        self.counts.evictions += 1
-        self.counts.evicted_idle_s += time.monotonic() - oldest.used_s
+        self._evict(oldest)
         return True
+
+    def _evict(self, document: CachedDocument) -> None:
+        self._drop(document)
+        self.counts.evictions += 1
+        self.counts.evicted_idle_s += time.monotonic() - document.used_s
 
     def _oldest(
         self,
@@ -474,15 +508,30 @@ class DocumentCache:
         coming: tuple[bytes, int] | None = None,
     ) -> CachedDocument | None:
         """The document that gives way next, of those that only the cache owns some memory of."""
+        return next(self._in_order(spared, is_pinned, coming), None)
+
+    def _in_order(
+        self,
+        spared: Collection[CachedDocument] = (),
+        is_pinned: bool = False,
+        coming: tuple[bytes, int] | None = None,
+    ) -> Iterator[CachedDocument]:
+        """Those documents, in the order in which they give way, as if each one did."""
         held = Counter(self._held.units_of)
         if coming is not None:
             held[coming[0]] += coming[1]
-        firsts = (
-            next((d for d in in_order if d not in spared and self._owns_memory(d)), None)
+        queues = [
+            (d for d in in_order if d not in spared and self._owns_memory(d))
             for (_, is_kept), in_order in self._by_use.items()
             if is_kept == is_pinned
-        )
-        return first_to_go(filter(None, firsts), held)
+        ]
+        firsts = {first: queue for queue in queues if (first := next(queue, None)) is not None}
+        while (oldest := first_to_go(firsts, held)) is not None:
+            yield oldest
+            held[oldest.key.tenant] -= oldest.units
+            queue = firsts.pop(oldest)
+            if (following := next(queue, None)) is not None:
+                firsts[following] = queue
 
     def _owns_memory(self, document: CachedDocument) -> bool:
         """Does the cache alone own some of its memory?"""

@@ -250,7 +250,7 @@ class Scheduler:
                 self._make_room(sequence, size, _spared(source, copied))
             span = self.pool.allocate(size)
             if span is None:
-                if not self.pool.compact(size, self._spans_of_open_passes()):
+                if not self._compact(sequence, size, can_evict, _spared(source, copied)):
                     self._awaits_compaction = True
                     break
                 span = self.pool.allocate(size)
@@ -269,10 +269,21 @@ class Scheduler:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
 
-    def _spans_of_open_passes(self) -> Iterator[Span]:
-        for sequence in self.running:
-            if sequence.open_tokens:
-                yield from _spans_of(sequence)
+    def _compact(
+        self, sequence: LiveSequence, size: int, can_evict: bool, spared: list[CachedDocument]
+    ) -> bool:
+        """Make scattered free units one; False: passes that have begun are in the way.
+
+        Documents give way where that helps, for a chunk of a long prompt can take a minute.
+        """
+        open_passes = [s for s in self.running if s.open_tokens]
+        fixed = [span for open_pass in open_passes for span in _spans_of(open_pass)]
+        if self.pool.compact(size, fixed):
+            return True
+        tenant = sequence.request.tenant
+        if not can_evict or not self.cache.make_place(size, fixed, spared, tenant):
+            return False
+        return self.pool.compact(size, fixed)
 
     def _awaits_leader(self, sequence: LiveSequence) -> bool:
         """Is another's pass under way that will leave what this one needs?"""

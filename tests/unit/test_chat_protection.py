@@ -217,6 +217,35 @@ def test_the_request_is_the_last_user_turn_that_says_something(family: str) -> N
     assert "weather" not in said(prompt, watched)
 
 
+@pytest.mark.parametrize(
+    ("opening", "rest"),
+    [
+        ("Observation:", ""),
+        (
+            "[read_file for 'berths.txt'] Result:",
+            "<environment_details>\nTwo tabs\n</environment_details>",
+        ),
+        ("<tool_response>\n", ""),
+    ],
+)
+def test_a_result_that_came_as_a_users_turn_is_not_the_request(opening: str, rest: str) -> None:
+    """The filter looked for what a file ends with, and the task of the agent was dropped."""
+    prompt = prompted(
+        "qwen2",
+        user(ASKED),
+        assistant("Action: read_file(berths.txt)"),
+        user(f"{opening}\n{DOCUMENT}\n{rest}"),
+    )
+    kept = always_text(prompt)
+    assert ASKED in kept
+    assert rest in kept
+    assert "Line 60 speaks" in free_text(prompt)
+    watched = {i for a, b in prompt.question for i in range(a, b)}
+    assert said(prompt, watched).strip("|") == ASKED
+    alone = prompted("qwen2", user(f"{opening} {DOCUMENT}"))
+    assert alone.question, "without another turn it is what is asked"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_documents_within_messages_are_free_and_what_stands_beside_is_not(family: str) -> None:
     """Retrieval chains put documents into the system message, which was read whole or cut."""

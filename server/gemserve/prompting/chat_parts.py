@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from gemserve.prompting.encoding import IntArray, token_edges
-from gemserve.prompting.message_structure import request_range
+from gemserve.prompting.message_structure import is_result, request_range
 from gemserve.prompting.tools import ContentPart, Message, TemplateMessage
 
 Places = Sequence[tuple[int, int, int]]  # (message, start, end) in characters
@@ -51,20 +51,39 @@ class RenderedChat:
 
     @cached_property
     def request(self) -> PlacedPart | None:
-        """The last user's turn that says more than tagged instructions."""
+        """The last user's turn that says more than tagged instructions and is no tool's result.
+
+        If all of them are results, the last one.
+        """
+        last: PlacedPart | None = None
         for placed in reversed(self.parts):
             if placed.part.role == "user" and not placed.part.is_written:
                 low, high = request_range(self.text[placed.low : placed.high])
-                if low < high:
+                if low < high and not self.is_result(placed):
                     return placed
-        return None
+                if low < high and last is None:
+                    last = placed
+        return last
+
+    def is_result(self, placed: PlacedPart) -> bool:
+        """Is it what a tool gave, also if that came as a user's turn?"""
+        return placed.part.role == "tool" or placed.part.index in self._turns_with_results
+
+    @cached_property
+    def _turns_with_results(self) -> frozenset[int]:
+        firsts: dict[int, PlacedPart] = {}
+        for placed in self.parts:
+            if placed.part.role == "user":
+                firsts.setdefault(placed.part.index, placed)
+        shown = {index: self.text[first.low : first.high] for index, first in firsts.items()}
+        return frozenset(index for index, text in shown.items() if is_result(text))
 
     @cached_property
     def last_results(self) -> list[PlacedPart]:
         """What the last calls gave, if nobody has said anything since."""
         found: list[PlacedPart] = []
         for placed in reversed(self.parts):
-            if placed.part.role != "tool":
+            if not self.is_result(placed):
                 break
             found.append(placed)
         return found

@@ -156,21 +156,21 @@ def _part_ranges(
         return _request_ranges(chat, placed, short=0) if is_request else _ends(start, stop)
     if role in _SYSTEM:
         return _system_ranges(chat, placed)
-    if role == "tool":
-        if not chat.last_results or placed.low < chat.last_results[-1].low:
-            return []
-        if stop - start <= min(short, _LONGEST_RESULT):
-            return [ProtectedRange(start, stop, Priority.TOOLS)]
-        return _ends(start, stop)
-    if role != "user":
+    if role not in ("tool", "user"):
         return []
     tagged = [
         ProtectedRange(*chat.tokens(placed.low + low, placed.low + high), Priority.SYSTEM)
         for low, high in find_instructions(chat.text[placed.low : placed.high])
+        if role == "user"
     ]
-    if placed is not chat.request:
+    if placed is chat.request:
+        return [*tagged, *_request_ranges(chat, placed, 2 * short if chat.has_tools else short)]
+    results = chat.last_results
+    if not chat.is_result(placed) or not results or placed.low < results[-1].low:
         return tagged
-    return [*tagged, *_request_ranges(chat, placed, 2 * short if chat.has_tools else short)]
+    if stop - start <= min(short, _LONGEST_RESULT):
+        return [*tagged, ProtectedRange(start, stop, Priority.TOOLS)]
+    return [*tagged, *_ends(start, stop)]
 
 
 def _system_ranges(chat: RenderedChat, placed: PlacedPart) -> list[ProtectedRange]:

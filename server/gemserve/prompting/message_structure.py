@@ -8,6 +8,8 @@ instructions into the user's turns. Tags, separators and labels tell them apart:
   follows a label such as "Context:", up to one such as "Question:"; what stands between a line such
   as "Here are the relevant documents:" and one such as "Instruction:"; and, in a user's turn, a
   fenced block of code. All of these only if they are long.
+- A user's turn that begins like "Observation:" or "[read_file] Result:" is what a tool gave: agents
+  without calls of the template's send it so.
 - In a user's turn, an instruction is what tags such as <system-reminder> enclose, unless it says
   that it is what a tool returned.
 """
@@ -42,6 +44,12 @@ _INSTRUCTION_NAME = re.compile(
     re.IGNORECASE,
 )
 _RESULT = re.compile(r"[ \t]*<[^<>]*>\s*(?:results?|outputs?) of\b", re.IGNORECASE)
+_RESULT_TURN = re.compile(
+    r"\s*(?:[#*]*observations?[*]*[ \t]*[:：]"
+    r"|\[[\w.:-]+(?:[ \t][^\n]{0,500})?\][ \t]*(?:result|output)s?[ \t]*:"
+    r"|<(?:tool_response|tool_result|tool_output|function_results?|observation)[ \t>])",
+    re.IGNORECASE,
+)
 _SEPARATOR = re.compile(r"^[ \t]*([-=*_#~])\1{7,}[ \t]*$", re.MULTILINE)
 _CUE = re.compile(
     r"\b(?:context|documents?|passages?|excerpts?|sources?|articles?|retrieved|knowledge[ -]base|"
@@ -92,6 +100,11 @@ def find_instructions(text: str) -> Ranges:
     """The ranges of characters of a user's turn that are tagged as instructions, with the tags."""
     tagged = _enclosed(text, _INSTRUCTION_NAME, with_tags=True)
     return tuple((low, high) for low, high in tagged if not _RESULT.match(text, low))
+
+
+def is_result(text: str) -> bool:
+    """Is a user's turn what a tool gave, by its beginning?"""
+    return _RESULT_TURN.match(text) is not None
 
 
 def request_range(text: str) -> tuple[int, int]:

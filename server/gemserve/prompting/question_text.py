@@ -11,7 +11,9 @@ ends, and these rules find it:
    question marks are the question, with all lines after them.
 3. At the end of a paragraph that is a document itself: its last question or request, else its
    last sentences, as many as are short together.
-4. In front: the first paragraph or its first line, after a greeting, if it is short and asks.
+4. In front: between the labels "Question:" and "Context:", else the first paragraph or its first
+   line, after a greeting, if it is short and asks. If the text ends in "Answer:" after these labels,
+   nothing else is looked for.
 5. Between two documents: the only short paragraph that ends in a question mark.
 
 The end is preferred unless only the front asks, and both to what stands between documents. A text
@@ -35,6 +37,7 @@ from gemserve.prompting.question_words import (
     ASKING_PARAGRAPH,
     BLANK_LINE,
     COLON_AT_END,
+    CONTEXT_LABEL,
     IMPERATIVE,
     LABEL,
     LINE_END,
@@ -82,14 +85,19 @@ def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = Fals
     `is_plain`: the model goes on after a tail such as "Answer:", which is no part of the question.
     """
     whole = stripped(text, 0, len(text))
+    untailed = _without_tail(text, whole)
+    has_tail = untailed != whole
     if is_plain:
-        whole = _without_tail(text, whole)
+        whole = untailed
     if whole[0] == whole[1]:
         return []
     finder = _Finder(text, whole, count_tokens)
     if finder.is_short(whole):
         labelled = finder.labelled() if is_plain else None
         return [whole] if labelled is None else labelled.ranges
+    before_context = finder.before_context() if has_tail else None
+    if before_context is not None:
+        return [before_context]
     after = finder.at_end()
     front = None if after.asks is _Asks.SURELY else finder.in_front()
     if not after.asks and (front is None or not front.asks):
@@ -159,6 +167,9 @@ class _Finder:
 
     def in_front(self) -> _Candidate | None:
         """The first paragraph or its first line, after a greeting, if it is short and asks."""
+        before_context = self.before_context()
+        if before_context is not None:
+            return _Candidate([before_context], _Asks.SURELY)
         start, end = self.whole[0], min(self.whole[0] + _END_CHARS, self.whole[1])
         end = min([end, *(start + low for low, _ in closed_blocks(self.text[start:end]))])
         for paragraph in split(BLANK_LINE, self.text, start, end)[:3]:
@@ -174,6 +185,17 @@ class _Finder:
             if not is_tiny(self.at(paragraph)):
                 break
         return None
+
+    def before_context(self) -> Range | None:
+        """The text from "Question:" to the label of what is to be read, if both are in front."""
+        start = self.whole[0]
+        head = self.text[start : min(start + _END_CHARS, self.whole[1])]
+        label = LABEL.search(head)
+        context = CONTEXT_LABEL.search(head, label.end()) if label else None
+        if label is None or context is None:
+            return None
+        place = stripped(self.text, start + label.end(), start + context.start())
+        return place if place[0] < place[1] and self.is_short(place) else None
 
     def between_documents(self) -> Range | None:
         """The only short paragraph that ends in a question mark."""

@@ -48,6 +48,11 @@ LABEL = re.compile(
     re.IGNORECASE,
 )
 ANSWER_LABEL = re.compile(r"(?:^|\s)[#*]*(?:answer|a)[ \t]*\d*[*]*[:：]", re.IGNORECASE)
+CONTEXT_LABEL = re.compile(
+    r"[\n\r][ \t#*]*(?:(?:retrieved|relevant|given|provided)[ \t]+)?(?:context|documents?|sources?|"
+    r"passages?|excerpts?|articles?|search[ \t]results)[*]*[ \t]*[:：]",
+    re.IGNORECASE,
+)
 TAIL = re.compile(
     r"(?:^|(?<=\s))[#* \t]*(?:(?:the|your|final|short|correct|best)[ \t]+){0,2}"
     r"(?:answer|a|response|reply|assistant|ai|bot|model|output|result|solution|summary)"

@@ -325,13 +325,24 @@ def test_ids_of_calls_become_as_short_as_a_template_wants(tokenizer: Any) -> Non
     assert f"<|tool|>{second}:cold<|end|><|tool|>{first}:warm<|end|>" in text
 
 
-def test_calls_come_one_by_one_where_a_template_wants_that(tokenizer: Any) -> None:
-    """Llama 3's templates refused histories with parallel calls."""
+REFUSED = (
+    "{% if m.tool_calls | length != 1 %}"
+    + RAISE % "This model only supports single tool-calls at once!"
+    + "{% endif %}"
+)
+
+
+@pytest.mark.parametrize("check", [REFUSED, ""])
+@pytest.mark.parametrize("first", ["m.tool_calls[0].id", "(m['tool_calls'] | first).id"])
+def test_calls_come_one_by_one_where_a_template_wants_that(
+    tokenizer: Any, check: str, first: str
+) -> None:
+    """Llama 3's templates refused histories with parallel calls; gpt-oss's shows one of them."""
     copied = copy.deepcopy(tokenizer)
     copied.chat_template = (
-        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
-        + RAISE % "This model only supports single tool-calls at once!"
-        + "{% endif %}<|call|>{{ m.tool_calls[0].id }}<|end|>{% else %}"
+        "{% for m in messages %}{% if 'tool_calls' in m and m.tool_calls %}"
+        + check
+        + f"<|call|>{{{{ {first} }}}}<|end|>{{% else %}}"
         + TURNS
         + "{% endif %}{% endfor %}"
     )

@@ -12,8 +12,8 @@ ends, and these rules find it:
 3. At the end of a paragraph that is a document itself: its last question or request, else its
    last sentences, as many as are short together.
 4. In front: between the labels "Question:" and "Context:", else the first paragraph or its first
-   line, after a greeting, if it is short and asks. If the text ends in "Answer:" after these labels,
-   nothing else is looked for.
+   line, after a greeting, if it is short and asks. With "Answer:" as its end, behind these labels,
+   the text has no other question.
 5. Between two documents: the only short paragraph that ends in a question mark.
 
 The end is preferred unless only the front asks, and both to what stands between documents. A text

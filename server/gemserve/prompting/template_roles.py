@@ -29,6 +29,8 @@ _MARK = re.compile("\ue000[0-9]{20}\ue001")
 # lengths of ids, and of lists of calls: without such a condition nothing is tried in vain
 _COMPARES_NINE = re.compile(r"length\s*\)*\s*[!=]=\s*9\b")
 _COMPARES_ONE = re.compile(r"length\s*\)*\s*(?:[!=]=|>)\s*1\b")
+_READS_FIRST_CALL = re.compile(r"tool_calls['\"\])]*\s*(?:\[\s*0\s*\]|\|\s*first\b)")
+_READS_EACH_CALL = re.compile(r"\bin\s+[\w.(\['\"]*tool_calls\b(?!['\"]?\s*\[\s*0)")
 _DEVELOPER = re.compile(r"""(['"])developer\1""")
 Change = Callable[[Sequence[Message]], list[Message]]
 
@@ -63,10 +65,12 @@ def fit_roles(
     def shows_all(text: str | None) -> bool:
         return text is not None and marks.issubset(_MARK.findall(text))
 
+    template = "".join(_texts_of(tokenizer))
     as_sent = render(marked)
-    if shows_all(as_sent) or (as_sent is None and render(messages) is not None):
+    is_shown = shows_all(as_sent) or (as_sent is None and render(messages) is not None)
+    if is_shown and not _leaves_out_calls(messages, template):
         return messages
-    for change in _changes(messages, "".join(_texts_of(tokenizer))):
+    for change in _changes(messages, template):
         if shows_all(render(change(marked))):
             return change(messages)
     return messages
@@ -129,10 +133,11 @@ def _changes(messages: Sequence[Message], template: str) -> Iterator[Change]:
     """What can be done about the messages, the least first."""
     roles = {message["role"] for message in messages}
     steps: list[Change] = []
-    num_calls = [len(message.get("tool_calls", ())) for message in messages]
-    if any(num_calls) and _COMPARES_NINE.search(template):
+    always = (_calls_apart,) if _leaves_out_calls(messages, template) else ()
+    if any(map(_num_calls, messages)) and _COMPARES_NINE.search(template):
         steps.append(_short_ids)
-    if any(count > 1 for count in num_calls) and _COMPARES_ONE.search(template):
+    has_several = any(_num_calls(message) > 1 for message in messages)
+    if has_several and not always and _COMPARES_ONE.search(template):
         steps.append(_calls_apart)
     if "developer" in roles:
         steps.append(_developers_as_system)
@@ -141,10 +146,24 @@ def _changes(messages: Sequence[Message], template: str) -> Iterator[Change]:
     if "tool" in roles:
         steps.append(_results_as_users)
     steps.append(_neighbours_as_one)
-    for count in range(1, len(steps) + 1):
+    for count in range(0 if always else 1, len(steps) + 1):
         for chosen in combinations(steps, count):
             if not {_systems_first, _systems_in_user}.issubset(chosen):
-                yield partial(_changed, chosen)
+                yield partial(_changed, (*always, *chosen))
+
+
+def _leaves_out_calls(messages: Sequence[Message], template: str) -> bool:
+    """Does the template show the first call of a message alone, where one has several?
+
+    So does the one of gpt-oss, which shows all results.
+    """
+    if not any(_num_calls(message) > 1 for message in messages):
+        return False
+    return bool(_READS_FIRST_CALL.search(template)) and not _READS_EACH_CALL.search(template)
+
+
+def _num_calls(message: Message) -> int:
+    return len(message.get("tool_calls", ()))
 
 
 def _changed(steps: Sequence[Change], messages: Sequence[Message]) -> list[Message]:

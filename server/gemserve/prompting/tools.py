@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +68,20 @@ def for_template(
         for index, message in enumerate(messages)
     ]
     if _takes_tools(tokenizer):
-        return taken, tools
+        return list(_with_names(taken)), tools
     return _described(tools, [_with_calls(message) for message in taken]), ()
+
+
+def _with_names(messages: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
+    """The messages, in which results of tools have the `name` that some templates show."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.called}
+        fields = message.message
+        name = names.get(fields.get("tool_call_id", "")) if fields["role"] == "tool" else None
+        if name is not None and fields.get("name") is None:
+            message = replace(message, message={**fields, "name": name})
+        yield message
 
 
 def _described(tools: Sequence[Tool], messages: list[TemplateMessage]) -> list[TemplateMessage]:

@@ -185,7 +185,9 @@ async def test_a_replica_that_joins_has_all_before_it_gets_requests(
             body = {"model": "fake", "prompt": "Hi", "adapter": "p"}
             assert (await fleet.client.post(COMPLETIONS, json=body)).status_code == 200
         assert not fleet["r2"].numbers
-        assert "gemserve_replicas_ready 2.0" in (await fleet.client.get("/metrics")).text
+        metrics = (await fleet.client.get("/metrics")).text
+        assert "gemserve_replicas_ready 2.0" in metrics
+        assert "\nprocess_resident_memory_bytes " in metrics, "of the ingress itself"
     finally:
         gate.set()
     await wait_for_async(lambda: "r2" in fleet.ingress.adapters.ready_now())

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -20,6 +26,7 @@ class IngressMetrics:
 
     def __init__(self, num_wanted: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._refusals = Counter(
             "gemserve_admission_rejections",
             "Requests refused before they ran",

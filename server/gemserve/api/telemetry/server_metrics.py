@@ -135,7 +135,7 @@ class Metrics:
             "For how long the event loop was held up at most, since the last scrape",
             self.loop_watch.take_longest_s,
         )
-        self._gauge("process_resident_memory_bytes", "Peak resident memory", _peak_rss_bytes)
+        self._gauge("process_peak_memory_bytes", "Most resident memory so far", _peak_rss_bytes)
         ProcessCollector(registry=self._registry)
         self._registry.register(CacheCollector(lambda: engine.cache_state))
         self.internal_errors = InternalErrors(lambda: engine.internal_errors)

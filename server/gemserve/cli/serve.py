@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gemserve.cli.logs import set_up_logs
+from gemserve.cli.one_heap import use_one_heap
 from gemserve.cli.options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
@@ -64,6 +65,7 @@ def prepare_process() -> None:
     # as process 1 of a container, Python would ignore them until the server has started
     for ending in _ending_signals():
         signal.signal(ending, _end_at_once)
+    use_one_heap()
     switch_threads_often()
     raise_descriptor_limit()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from random import Random
 
+import numpy as np
+
 from gemserve.engine.cache.common_tokens import as_tokens
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
 from gemserve.engine.memory import MemoryPool, MemoryShare, Span
@@ -73,7 +75,7 @@ def test_a_few_documents_give_way_so_that_nobody_waits_for_a_pass_in_the_way() -
     size = 12 * SIZE
     assert pool.free > size
     assert not pool.compact(size, [fixed])
-    assert cache.make_place(size, [fixed])
+    assert cache.make_place(size, [fixed], 2 * size)
     assert [document.name for document in cache.documents][:2] == [b"4", b"6"]
     assert pool.compact(size, [fixed])
     assert pool.allocate(size) is not None
@@ -81,11 +83,59 @@ def test_a_few_documents_give_way_so_that_nobody_waits_for_a_pass_in_the_way() -
     pool.check_integrity()
 
 
+def test_a_large_document_does_not_keep_small_ones_from_giving_way() -> None:
+    """Nobody's did, if the one that was used longest ago had more than may give way."""
+    cache, pool, fixed = around_a_pass(num_on_each_side=10)
+    pool.release(fixed)
+    assert pool.compact(21 * SIZE)
+    spans = [pool.allocate(size * SIZE) for size in (11, 10)]
+    assert None not in spans
+    old = cache.add_segment(KEY, b"large", as_tokens([0]), MemoryShare(spans[0], 1, 1))
+    for document in cache.documents[:-1]:
+        cache.use_segment(document)
+    assert cache.make_place(5 * SIZE, [spans[1]], 10 * SIZE)
+    assert not old.is_dropped
+    assert len(cache.documents) < 21
+
+
+def test_making_place_beside_thousands_takes_no_longer() -> None:
+    """Each document that gave way was followed by a look at all memory, and a refusal came anew
+    with every step."""
+    cache, pool, fixed = around_a_pass(num_on_each_side=2000)
+    began_s = time.process_time()
+    assert cache.make_place(3900 * SIZE, [fixed], 7800 * SIZE)
+    for _ in range(100):
+        assert not cache.make_place(4001 * SIZE, [fixed], 8002 * SIZE)
+    assert time.process_time() - began_s < 1
+    assert pool.compact(3900 * SIZE, [fixed])
+    cache.check_integrity()
+
+
+def test_documents_are_found_as_fast_among_thousands() -> None:
+    """After each change every waiting request was compared with every document: 1.5 s a step."""
+    pool = MemoryPool(4000 * SIZE)
+    cache = DocumentCache(pool, pool.capacity)
+    prompts = np.random.default_rng(0).integers(0, 1000, (4000, 300))
+    for prompt in prompts:
+        span = pool.allocate(SIZE)
+        assert span is not None
+        cache.add(KEY, prompt, (MemoryShare(span, 300, 300),))
+    began_s = time.process_time()
+    for prompt in prompts[:1000]:
+        document, count = cache.find(KEY, prompt, 299)
+        assert document is not None
+        assert document.tokens.tolist() == prompt.tolist()
+        assert count == 299
+    assert time.process_time() - began_s < 1
+
+
 def test_none_gives_way_where_that_does_not_help() -> None:
     cache, _, fixed = around_a_pass(num_on_each_side=10)
-    assert not cache.make_place(20 * SIZE + 1, [fixed])  # more than there is on either side
+    assert not cache.make_place(
+        20 * SIZE + 1, [fixed], 40 * SIZE
+    )  # more than there is on either side
     assert len(cache.documents) == 20
     cache, _, fixed = around_a_pass(num_on_each_side=2)
     kept = cache.documents
-    assert not cache.make_place(3 * SIZE, [fixed], spared=kept)
+    assert not cache.make_place(3 * SIZE, [fixed], 6 * SIZE, spared=kept)
     assert cache.documents == kept

@@ -16,6 +16,7 @@ in beside them.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +33,6 @@ PINNED_SHARE = 0.5  # of the cache that pinned documents may hold
 # A document gives way if without it the pool moves more than so many times its size less. What is
 # moved is copied, which takes a fraction of the time in which it was read.
 MOST_MOVED = 2
-# As many times the units that a request needs may give way to it, so that it need not wait for a
-# pass in the way: on whichever side of that it is then placed, so much is free.
-MOST_FOR_PLACE = 2
 MOST_FORGOTTEN = 10_000  # ids that are remembered, for requests that were on their way
 
 
@@ -152,12 +150,14 @@ class DocumentCache:
         # of each tenant, pinned or not; what was used last is the last one
         self._by_use: dict[tuple[bytes, bool], dict[CachedDocument, None]] = {}
         self._segments: dict[tuple[CacheKey, bytes], CachedDocument] = {}
+        self._by_beginning: dict[tuple[CacheKey, bytes], dict[CachedDocument, None]] = {}
         self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
         # results of `available`, as long as neither documents nor owners of spans change
         self._available: dict[tuple[object, ...], int] = {}
         self._available_at = 0, 0
+        self._refused_place: tuple[int, ...] = ()  # what `make_place` was last asked in vain
 
     @property
     def used(self) -> int:
@@ -210,11 +210,10 @@ class DocumentCache:
     def find(self, key: CacheKey, tokens: Tokens, limit: int) -> tuple[CachedDocument | None, int]:
         """The document with the most tokens in common, and how many, at most `limit`."""
         best, most = None, FEWEST_TOKENS - 1
-        for document in self._documents:
-            if document.key == key and document.name is None:
-                count = document.usable(min(limit, num_common(document.tokens, tokens)))
-                if count > most:
-                    best, most = document, count
+        for document in self._by_beginning.get((key, _beginning(tokens)), ()):
+            count = document.usable(min(limit, num_common(document.tokens, tokens)))
+            if count > most:
+                best, most = document, count
         return (None, 0) if best is None else (best, most)
 
     def find_segment(self, key: CacheKey, name: bytes) -> CachedDocument | None:
@@ -335,15 +334,12 @@ class DocumentCache:
         be found again.
         """
         all_ids = frozenset(ids)
-        beginnings = [
-            d
-            for d in self._documents
-            if d.key == key and d.name is None and _is_beginning(d, tokens)
-        ]
+        alike = list(self._by_beginning.get((key, _beginning(tokens)), ()))
+        beginnings = [d for d in alike if _is_beginning(d, tokens)]
         if num_stable:
             beginnings += [
                 d
-                for d in self._documents
+                for d in (alike if num_stable >= FEWEST_TOKENS else self._documents)
                 if d.key == key
                 and d.num_stable == num_stable
                 and d not in beginnings
@@ -356,6 +352,7 @@ class DocumentCache:
         shares[-1].span.ids |= all_ids  # the others' tokens were there before
         document = CachedDocument(key, tokens, shares, all_ids, num_stable=num_stable)
         self._documents[document] = None
+        self._by_beginning.setdefault((key, _beginning(tokens)), {})[document] = None
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
@@ -429,27 +426,37 @@ class DocumentCache:
         self,
         needed: int,
         fixed: Collection[Span],
+        most: int,
         spared: Collection[CachedDocument] = (),
         tenant: bytes = b"",
     ) -> bool:
         """Evict until the pool can move `needed` free units together around `fixed` spans.
 
-        At most `MOST_FOR_PLACE` times as many units give way; False, and none has, if that is not
+        The least recently used go, `most` units of them. False, and none has gone, if that is not
         enough.
         """
-        going: dict[CachedDocument, None] = {}
-        left = MOST_FOR_PLACE * needed
-        for document in self._in_order(spared, coming=(tenant, needed)):
-            left -= document.units
-            if left < 0:
-                break
-            going[document] = None
-        freed = self._held.without(d for d in self._documents if d not in going)
-        if not self._pool.has_place(needed, fixed, without=freed):
+        pool, held = self._pool, self._held
+        asked = needed, most, self.num_changes, pool.num_changes, *map(id, [*fixed, *spared])
+        if asked == self._refused_place:
             return False
-        for document in going:
-            if self._pool.has_place(needed, fixed):
-                break
+        going: list[CachedDocument] = []
+        left, counted = most, set[int]()
+        for document in self._in_order(spared, coming=(tenant, needed)):
+            spans = {id(span): span.size for span in document.spans if id(span) not in counted}
+            if sum(spans.values()) <= left:
+                left -= sum(spans.values())
+                counted |= spans.keys()
+                going.append(document)
+
+        def is_enough(count: int) -> bool:
+            gone = set(going[:count])
+            freed = held.without(d for d in self._documents if d not in gone)
+            return pool.has_place(needed, fixed, without=freed)
+
+        if not is_enough(len(going)):
+            self._refused_place = asked
+            return False
+        for document in going[: bisect_left(range(len(going)), True, key=is_enough)]:
             self._evict(document)
         return True
 
@@ -472,6 +479,8 @@ class DocumentCache:
             uses = [document.last_used for document in in_order]
             assert uses == sorted(uses)
         assert {d for each in self._by_use.values() for d in each} == self._documents.keys()
+        found = {d for each in self._by_beginning.values() for d in each}
+        assert found == {d for d in self._documents if d.name is None}
         assert self.used <= self._limit, (self.used, self._limit)
         assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
         for document in self._documents:
@@ -560,6 +569,11 @@ class DocumentCache:
         document.entry.is_dropped = True
         del self._documents[document]
         self._take_from_order(document)
+        if document.name is None:
+            beginning = document.key, _beginning(document.tokens)
+            del self._by_beginning[beginning][document]
+            if not self._by_beginning[beginning]:
+                del self._by_beginning[beginning]
         if self.find_segment(document.key, document.name or b"") is document:
             del self._segments[document.key, document.name or b""]
         self._held.remove(document)
@@ -591,6 +605,11 @@ def first_to_go(able: Iterable[CachedDocument], held: Mapping[bytes, int]) -> Ca
     `held`: units of each tenant, with those that it is about to get.
     """
     return max(able, key=lambda d: (held[d.key.tenant], -d.last_used), default=None)
+
+
+def _beginning(tokens: Tokens) -> bytes:
+    """What prompts must have in common so that one can take over any of the other."""
+    return tokens[:FEWEST_TOKENS].tobytes()
 
 
 def _is_beginning(document: CachedDocument, tokens: Tokens) -> bool:

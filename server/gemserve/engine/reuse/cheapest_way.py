@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import DocumentCache
-from gemserve.engine.reuse.lookup import find_source
+from gemserve.engine.reuse.lookup import Answering, find_source
 from gemserve.engine.reuse.segments import num_cached_tokens
 from gemserve.engine.sequence.sequence import LiveSequence
 
@@ -14,7 +12,7 @@ _ANSWER_TOKENS = 128  # expected of an answer that may be longer
 
 
 def is_cheaper_whole(
-    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence], shape: ModelShape
+    cache: DocumentCache, sequence: LiveSequence, answering: Answering, shape: ModelShape
 ) -> bool:
     """Does the cache have so much of the prompt as all layers read it that the rest costs less?
 
@@ -23,7 +21,7 @@ def is_cheaper_whole(
     """
     num_tokens, plan = sequence.num_prompt, sequence.plan
     with sequence.as_whole():
-        source = find_source(cache, sequence, running)
+        source = find_source(cache, sequence, answering)
     if source is None:
         return False
     whole = shape.prefill_chunk(source.count, num_tokens - source.count)
@@ -39,7 +37,7 @@ def is_cheaper_whole(
             shape, cached, sequence.segment_pass.plan.num_tokens
         )
     else:
-        source = find_source(cache, sequence, running)
+        source = find_source(cache, sequence, answering)
         count = 0 if source is None else source.count
         filtered += shape.filter_chunk(count, num_tokens - count, plan.layer)
     return whole < filtered

@@ -10,7 +10,7 @@ window before it is kept: see `kv_layout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.contract.reading_notes import HeldPart
@@ -32,6 +32,9 @@ from gemserve.kv_layout import KVLayout, Piece, WindowRoom
 MAX_TIMES_PASSED = 64
 # A pass attends to each share on its own. What is in more of them is copied, into one place.
 MOST_SHARES = 8
+Answering = Mapping[
+    CacheKey, Sequence[LiveSequence]
+]  # those that are being answered, by their keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,21 @@ def _stretch(place: KVPlace, piece: Piece, layout: KVLayout) -> Stretch:
     return Stretch(start, place.room.recent, piece.num_tokens, piece.slot)
 
 
+def answering_of(running: Iterable[LiveSequence]) -> Answering:
+    """Those of the running sequences that are being answered."""
+    found: dict[CacheKey, list[LiveSequence]] = {}
+    for sequence in running:
+        if sequence.state is State.DECODING and (key := sequence.cache_key) is not None:
+            found.setdefault(key, []).append(sequence)
+    return found
+
+
 def find_source(
-    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
+    cache: DocumentCache, sequence: LiveSequence, answering: Answering
 ) -> CacheSource | None:
     """Where most of what the sequence's pass begins with is."""
     document, count = find_cached(cache, sequence)
-    other, other_count = find_answering(cache, sequence, running)
+    other, other_count = find_answering(cache, sequence, answering)
     if other is not None and other_count > count:
         share = MemoryShare(other.memory, other.capacity, other_count, other.room)
         return CacheSource((share,), other_count, None)
@@ -132,7 +144,7 @@ def awaits_leader(
 
 
 def find_answering(
-    cache: DocumentCache, sequence: LiveSequence, running: Iterable[LiveSequence]
+    cache: DocumentCache, sequence: LiveSequence, answering: Answering
 ) -> tuple[LiveSequence | None, int]:
     """The sequence that is being answered with the most tokens in common.
 
@@ -141,11 +153,10 @@ def find_answering(
     key, best, most = sequence.cache_key, None, FEWEST_TOKENS - 1
     if key is None or key.layer is not None or not cache.is_on:
         return None, 0
-    for other in running:
-        if other.state is State.DECODING and other.cache_key == key:
-            count = sequence.num_common_with(other)
-            if count > most and not cache.has_forgotten(other.request.documents):
-                best, most = other, count
+    for other in answering.get(key, ()):
+        count = sequence.num_common_with(other)
+        if count > most and not cache.has_forgotten(other.request.documents):
+            best, most = other, count
     return (None, 0) if best is None else (best, most)
 
 

@@ -20,7 +20,9 @@ from gemserve.engine.memory import KVPlace, MemoryPool, Span
 from gemserve.engine.reuse.cheapest_way import is_cheaper_whole
 from gemserve.engine.reuse.lookup import (
     MAX_TIMES_PASSED,
+    Answering,
     CacheSource,
+    answering_of,
     awaits_leader,
     find_source,
     leave_filter_pass,
@@ -52,6 +54,8 @@ MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits f
 # at a time. So no document gives way to it. Else a burst of requests empties the document cache,
 # every question reads its document anew, and the server stays overloaded long after the burst.
 MOST_READING = 8
+# Documents that give way so that nobody waits for an open chunk have a fraction of its tokens.
+LEAST_OF_CHUNK = 4  # times as many
 
 
 class Scheduler:
@@ -202,7 +206,7 @@ class Scheduler:
         """
         for sequence in [s for s in self.running if s.awaits_source]:
             sequence.awaits_source = False
-            source = find_source(self.cache, sequence, self.running)
+            source = find_source(self.cache, sequence, answering_of(self.running))
             self._begin_pass(sequence, source)
             if source is not None:
                 return [(sequence, source)]
@@ -225,17 +229,23 @@ class Scheduler:
             return
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
+        answering = answering_of(self.running)
         reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
         num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
+        held_back: set[bytes] = set()  # else small requests would overtake a large one for ever
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
             tenant = sequence.request.tenant
+            if tenant in held_back:
+                continue
             # else a tenant that reads many documents would keep others from having any memory
             has_part_left = reading[tenant] * num_tenants < MOST_READING
             can_evict = reading.total() < MOST_READING or has_part_left
-            source, size = self._fitting(sequence, copied, can_evict)
+            source, size = self._fitting(sequence, answering, copied, can_evict)
             if not slots.may_have(sequence, size):
+                if sequence.times_passed >= MAX_TIMES_PASSED:
+                    held_back.add(tenant)
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
             if is_fitting and self._awaits_leader(sequence):
@@ -274,14 +284,16 @@ class Scheduler:
     ) -> bool:
         """Make scattered free units one; False: passes that have begun are in the way.
 
-        Documents give way where that helps, for a chunk of a long prompt can take a minute.
+        Documents give way where that helps, since a chunk of a long prompt can take a minute. They
+        must be read again, so it must be little beside that chunk.
         """
         open_passes = [s for s in self.running if s.open_tokens]
         fixed = [span for open_pass in open_passes for span in _spans_of(open_pass)]
         if self.pool.compact(size, fixed):
             return True
-        tenant = sequence.request.tenant
-        if not can_evict or not self.cache.make_place(size, fixed, spared, tenant):
+        open_units = sum(s.open_tokens * s.memory.size // s.capacity for s in open_passes)
+        most, tenant = open_units // LEAST_OF_CHUNK, sequence.request.tenant
+        if not can_evict or not self.cache.make_place(size, fixed, most, spared, tenant):
             return False
         return self.pool.compact(size, fixed)
 
@@ -292,7 +304,11 @@ class Scheduler:
         return awaits_segments(self.cache, sequence, self.running)
 
     def _fitting(
-        self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
+        self,
+        sequence: LiveSequence,
+        answering: Answering,
+        copied: list[CachedDocument],
+        can_evict: bool,
     ) -> tuple[CacheSource | None, int]:
         """What a waiting sequence takes over, and the memory that it needs then.
 
@@ -301,23 +317,27 @@ class Scheduler:
         sequence.read_filtered()
         shape, cache = self._shape, self.cache
         if shape is None or not sequence.may_read_whole:
-            return self._fitting_as_is(sequence, copied, can_evict)
-        if is_cheaper_whole(cache, sequence, self.running, shape):
+            return self._fitting_as_is(sequence, answering, copied, can_evict)
+        if is_cheaper_whole(cache, sequence, answering, shape):
             sequence.read_whole()
-            source, size = self._fitting_as_is(sequence, copied, can_evict)
+            source, size = self._fitting_as_is(sequence, answering, copied, can_evict)
             if source is not None and size <= self._available(size, source, copied, can_evict):
                 return source, size
             sequence.read_filtered()
-        return self._fitting_as_is(sequence, copied, can_evict)
+        return self._fitting_as_is(sequence, answering, copied, can_evict)
 
     def _fitting_as_is(
-        self, sequence: LiveSequence, copied: list[CachedDocument], can_evict: bool
+        self,
+        sequence: LiveSequence,
+        answering: Answering,
+        copied: list[CachedDocument],
+        can_evict: bool,
     ) -> tuple[CacheSource | None, int]:
         """The same for the way that the sequence is to be read.
 
         It takes over nothing if only the memory of that would let it run.
         """
-        source = find_source(self.cache, sequence, self.running)
+        source = find_source(self.cache, sequence, answering)
         if source is not None:
             size = sequence.reserved_units(self._layout, source.num_shared)
             if source.document is None or not can_evict:

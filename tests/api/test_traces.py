@@ -17,7 +17,7 @@ from gemserve.api.app import create_app
 from gemserve.api.serving import build_serving
 from gemserve.api.telemetry.traces import Traces, open_traces
 from gemserve.config import EngineConfig, ModelConfig, ServerConfig
-from gemserve.contract.events import Filtered
+from gemserve.contract.events import Filtered, Finished
 from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
@@ -190,6 +190,21 @@ async def test_a_failed_request_is_an_error(recorder: Recorder, tokenizer: Any) 
     assert not request.status.is_ok
     assert request.attributes["error.type"] == "engine_error"
     assert "secret" not in request.to_json()
+
+
+async def test_a_refusal_after_waiting_is_no_error(recorder: Recorder, tokenizer: Any) -> None:
+    """Error rates that are made of traces rose with every overload."""
+    late = Finished(reason="error", completion_tokens=0, error="it waited", late="not_begun")
+    serving = serving_over(FakeCore(late), tokenizer)
+    try:
+        async with client_of(serving, recorder) as client:
+            reply = await client.post(COMPLETIONS, json={"model": "fake", "prompt": "Hello there"})
+            assert reply.status_code == 503
+    finally:
+        serving.engine.stop()
+    (request,) = recorder.take()["text_completion fake"]
+    assert request.status.is_unset
+    assert request.attributes["error.type"] == "wait_too_long"
 
 
 def test_traces_are_wanted_by_the_setting_or_by_variables() -> None:

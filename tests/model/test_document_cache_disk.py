@@ -251,6 +251,34 @@ def test_a_full_disk_is_one_warning(
     core.close()
 
 
+@pytest.mark.parametrize("method", ["__init__", "publish"])
+def test_a_disk_that_hangs_stops_no_step(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting a document, and the end of the server, waited for it, and with them all streams."""
+    is_waiting, goes_on = threading.Event(), threading.Event()
+    original = getattr(FileWriter, method)
+
+    def hang(*given: object) -> object:
+        is_waiting.set()
+        assert goes_on.wait(30)
+        return original(*given)
+
+    monkeypatch.setattr(FileWriter, method, hang)
+    core = disk_core(tmp_path)
+    list(core.run_alone(replace(asked(), documents=("gone",))))
+    while not is_waiting.is_set():
+        core.step()
+    core.forget_documents(["gone"])
+    while not core.is_idle:
+        core.step()
+    assert is_waiting.is_set()
+    goes_on.set()
+    core.close()
+    assert not files(tmp_path)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
 def test_a_disk_with_room_again_is_written_to_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,23 @@ def test_a_long_prompt_is_read_if_only_waiting_has_a_limit() -> None:
     assert job.sequence.generated
 
 
+def test_what_waits_for_another_s_reading_of_its_own_text_is_not_late() -> None:
+    """A second question about a document got a 503 while the first one's pass read it."""
+    core = core_of()
+    first = core.add(request())
+    core._pace._seconds_per_cost = 1e9
+    core.step()
+    assert not first.sequence.generated
+    second = core.add(replace(request(), request_id="second", begin_within_s=20.0))
+    second.added_s -= 100.0
+    core._scheduler.schedule(1, is_decode_due=False)
+    assert second.sequence.awaits_leader
+    ended = []
+    while not second.sequence.generated:
+        ended += [event for _, event in core.step() if isinstance(event, Finished)]
+        assert all(event.late is None for event in ended)
+
+
 def test_no_log_shows_a_prompt() -> None:
     """An exception in the engine's worker named the job, and with it all of the prompt's tokens."""
     core = core_of()

@@ -57,6 +57,31 @@ async def test_stop_ends_all_and_may_be_repeated(make_engine: MakeEngine) -> Non
     assert engine.death is not None
 
 
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_last_events_count_tokens_and_do_not_wait_for_the_disk(
+    make_engine: MakeEngine, is_failing: bool
+) -> None:
+    """They said 0 tokens, came after a disk that hung, and never if closing it failed."""
+    engine, core = make_engine("a", "b", "c", threading.Event())
+    is_told = threading.Event()
+
+    def close() -> None:
+        assert is_told.wait(10)
+        if is_failing:
+            raise OSError("the disk is gone")
+
+    core.close = close  # type: ignore[method-assign]
+    stream = engine.submit(request())
+    events: list[Event] = []
+    async with asyncio.timeout(5):
+        async for event in stream:
+            events.append(event)
+            if len(events) == 3:
+                engine.stop(0.0)
+    is_told.set()
+    assert assert_one_terminal(events, "abort").completion_tokens == 3
+
+
 async def test_stop_gives_up_on_a_worker_that_does_not_listen() -> None:
     release = threading.Event()
 

@@ -39,6 +39,19 @@ def found(
     return []
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("cache_disk_bytes", 1 << 30, "cache_dir"),
+        ("reader_device", "cuda:1", "reader"),
+        ("reader_memory_bytes", 8 << 30, "reader"),
+    ],
+)
+def test_settings_without_effect_are_refused(name: str, value: object, needed: str) -> None:
+    engine = EngineConfig(**{name: value})  # type: ignore[arg-type]
+    assert found(engine) == [f"{name}={value}: needs {needed}"]
+
+
 def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each start found one problem, so that six wrong settings took six starts."""
     file = tmp_path / "file"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -201,12 +202,14 @@ def find_calibration(
 
 def write_calibration(path: Path, content: dict[str, Any]) -> None:
     """Write `found` to `path`, whole or not at all. Raises `ConfigError`."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise ConfigError(f"{path}: cannot be written ({error})") from error
 
 

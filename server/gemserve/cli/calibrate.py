@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
     _print_outcome(outcome)
     result = result_of(about_model(loaded), outcome, effort, seconds)
-    _write(loaded, result, seconds, is_partial=outcome.is_partial)
     if arguments.out is not None:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -109,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
             draw_layers(out / "calibration.png", outcome)
     if arguments.json:
         print(json.dumps(result))
+    # last, because the disk that servers read may be full: what took minutes is not lost
+    _write(loaded, result, seconds, is_partial=outcome.is_partial)
     return 130 if outcome.is_partial else 0
 
 

@@ -84,6 +84,8 @@ def check_settings(
     with problems.noted():
         _check_calibration(engine)
     with problems.noted():
+        _check_effects(engine)
+    with problems.noted():
         _check_cache_folder(engine)
     with problems.noted():
         _check_memory(model, engine, num_engines)
@@ -206,6 +208,22 @@ def _check_calibration(engine: EngineConfig) -> None:
         raise ConfigError(
             f"calibrate=later: not with reader={engine.reader}, which is calibrated before it reads"
         )
+
+
+def _check_effects(engine: EngineConfig) -> None:
+    """Refuse settings without effect, of a folder or a reader that there is not."""
+    usual = EngineConfig()
+    without = [
+        f"{name}={getattr(engine, name)}: needs {needed}"
+        for name, needed in (
+            ("cache_disk_bytes", "cache_dir"),
+            ("reader_device", "reader"),
+            ("reader_memory_bytes", "reader"),
+        )
+        if getattr(engine, needed) is None and getattr(engine, name) != getattr(usual, name)
+    ]
+    if without:
+        raise ConfigError(*without)
 
 
 def _check_cache_folder(engine: EngineConfig) -> None:

@@ -552,12 +552,17 @@ class Core:
         return emitted
 
     def _end_late(self) -> Emitted:
-        """End the requests that have waited too long and of which nothing is read."""
+        """End the requests that have waited too long and of which nothing is read.
+
+        While another's pass reads what one begins with, it does not wait for a turn.
+        """
         now_s = time.monotonic()
         emitted: Emitted = []
         for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
             job = self._jobs[sequence.order]
-            waited_s = now_s - job.added_s
+            if sequence.awaits_leader:
+                job.led_s = now_s
+            waited_s = now_s - max(job.added_s, job.led_s)
             if job.started_s is None and waited_s > sequence.request.begin_within_s:
                 self._scheduler.finish(sequence)
                 error = f"its reading had not begun after {waited_s:.1f} s"

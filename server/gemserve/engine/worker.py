@@ -296,17 +296,20 @@ class Engine:
                     self._publish_progress()
                 elif self._idle_work is not None and self._idle_work.run_piece():
                     self._idle_work = None
+            # passes under way must be unwound in the thread that runs them
+            for job in list(self._jobs):
+                self._emit(self._core.cancel(job))
         except BaseException as error:
             log.exception("the engine's worker died")
             self._die(f"{type(error).__name__}: {error}", "error")
         else:
-            # passes under way must be unwound in the thread that runs them
-            for job in list(self._jobs):
-                self._core.cancel(job)
-            if self._idle_work is not None:
-                self._idle_work.abandon()
-            self._core.close()
             self._die("shut down", "abort")
+            try:
+                if self._idle_work is not None:
+                    self._idle_work.abandon()
+                self._core.close()
+            except Exception:
+                log.exception("the engine could not be closed")
 
     def _take_in(self) -> bool:
         """Move arrivals into the core; wait while there is nothing to do.

@@ -38,6 +38,7 @@ _EXPORTING_LOGGERS = (
     "urllib3.connectionpool",
 )
 _SHORTEST_SECRET = 6  # characters
+_ERROR_TYPES = {"not_begun": "wait_too_long", "not_done": "timeout"}
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/filter": "filter",
@@ -222,8 +223,9 @@ class RequestTrace:
             self._num_prompt[request.request_id] = filtered.report.prompt_tokens
             self._num_cached[request.request_id] = filtered.report.cached_tokens
         if end.reason == "error":
-            self._span.set_status(Status(StatusCode.ERROR))
-            self._span.set_attribute("error.type", "engine_error")
+            if end.late != "not_begun":  # which is a refusal
+                self._span.set_status(Status(StatusCode.ERROR))
+            self._span.set_attribute("error.type", _ERROR_TYPES.get(end.late, "engine_error"))
         if self._num_open:
             return
         output = sum(end.completion_tokens for end in self._ends)

@@ -17,6 +17,7 @@ from gemserve.errors import ConfigError
 
 log = logging.getLogger("gemserve.engine")
 _PROBE_BYTES = 16 << 20
+_GUESSED_BYTES_PER_S = 1e8  # until files are read
 
 
 class CacheFolder:
@@ -32,6 +33,7 @@ class CacheFolder:
         self.num_changes = 0
         self._files: dict[Path, FileInfo] = {}  # least recently used first
         self._by_link: dict[bytes, set[Path]] = {}  # the files that begin so
+        self._by_last_link: dict[bytes, FileInfo] = {}
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -76,6 +78,10 @@ class CacheFolder:
                 return self._files[path], count
         return None, 0
 
+    def beginnings(self, chain: Sequence[bytes]) -> list[FileInfo]:
+        """The files whose chains this one begins with. A link says what all links before it are."""
+        return [self._by_last_link[link] for link in chain if link in self._by_last_link]
+
     def make_room(self, num_bytes: int) -> bool:
         """Remove old files until `num_bytes` more are allowed. False: never."""
         if num_bytes > self._limit:
@@ -87,10 +93,10 @@ class CacheFolder:
     def add(self, info: FileInfo) -> None:
         """Take up a file that was written. Files that are its beginning are removed."""
         self._forget_file(info.path)
-        for other in self.files:
-            if other.chain == info.chain[: len(other.chain)]:
-                self.remove(other)
+        for other in self.beginnings(info.chain):
+            self.remove(other)
         self._files[info.path] = info
+        self._by_last_link[info.chain[-1]] = info
         for link in info.chain:
             self._by_link.setdefault(link, set()).add(info.path)
         self.num_bytes += info.num_bytes
@@ -129,6 +135,8 @@ class CacheFolder:
             self._by_link[link].discard(path)
             if not self._by_link[link]:
                 del self._by_link[link]
+        if self._by_last_link.get(info.chain[-1]) is info:
+            del self._by_last_link[info.chain[-1]]
         self.num_bytes -= info.num_bytes
         self.num_changes += 1
 
@@ -180,7 +188,10 @@ def _salt_of(path: Path) -> bytes:
 
 
 def _measure_reading(path: Path) -> float:
-    """Bytes per second that are read from the disk and verified. 0 if that cannot be measured."""
+    """Bytes per second that are read from the disk and verified.
+
+    A guess if that cannot be measured, for example on a full disk, whose files can be read.
+    """
     try:
         with open(path, "wb") as file:
             file.write(secrets.token_bytes(1 << 20) * (_PROBE_BYTES >> 20))
@@ -194,7 +205,7 @@ def _measure_reading(path: Path) -> float:
         return _PROBE_BYTES / (time.perf_counter() - started_s)
     except OSError as error:
         log.warning("document cache: %s: %s", path, error)
-        return 0.0
+        return _GUESSED_BYTES_PER_S
     finally:
         with suppress(OSError):
             path.unlink()

@@ -504,7 +504,7 @@ class DiskCache:
         pace, shape = self._seconds_per_cost(), self._shape
         if pace is None or not chain:
             return None
-        beginnings = [f for f in self.folder.files if f.chain == chain[: len(f.chain)]]
+        beginnings = self.folder.beginnings(chain)
         info = FileInfo(
             path=self.folder.path / f"kv-{chain[-1].hex()}.safetensors",
             chain=chain,

@@ -39,9 +39,9 @@ class FileLoad:
 class FileSave:
     """A document that is written to a file, `block` being the next one.
 
-    `result`: the complete file, or what went wrong. It is set under `lock`, and a file gets its
-    names under it, too: after `is_cancelled` was set, none does. The engine takes it, so nothing
-    that waits for the disk belongs under it.
+    `result`: the complete file, or what went wrong. It is set under `lock`: after `is_cancelled`
+    was set, a file that got its name is removed again. The engine takes the lock, so nothing that
+    waits for the disk belongs under it.
     """
 
     document: CachedDocument
@@ -119,11 +119,9 @@ class CacheThreads:
         while (save := self._saves.get()) is not None:
             writer: FileWriter | None = None
             try:
-                with save.lock:
-                    if not save.is_cancelled:
-                        writer = FileWriter(save.info, self._key)
-                if writer is None:
+                if save.is_cancelled:
                     continue
+                writer = FileWriter(save.info, self._key)
                 for _ in range(save.info.num_blocks):
                     data = self._take(save)
                     if data is None:
@@ -131,9 +129,12 @@ class CacheThreads:
                     writer.add(data)
                 else:
                     writer.finish()
+                written = None if save.is_cancelled else writer.publish()
                 with save.lock:
                     if not save.is_cancelled:
-                        save.result = writer.publish()
+                        save.result = written
+                if written is not None and save.is_cancelled:
+                    written.path.unlink()
                 writer.settle()
             except Exception as error:
                 with save.lock:

@@ -225,6 +225,8 @@ class Scheduler:
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
         self._awaits_compaction = False
+        for sequence in self.waiting:
+            sequence.awaits_leader = False
         if not self.waiting or len(self.running) >= self._max_running:
             return
         capacity = self.pool.capacity if is_shared else None
@@ -248,7 +250,8 @@ class Scheduler:
                     held_back.add(tenant)
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
-            if is_fitting and self._awaits_leader(sequence):
+            sequence.awaits_leader = is_fitting and self._awaits_leader(sequence)
+            if sequence.awaits_leader:
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -18,8 +19,8 @@ class Job:
 
     `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
     `added_s` is the time of its arrival and `started_s` that of its first step
-    (`time.monotonic()`). `num_proposed`: tokens that were tried behind its newest ones;
-    `num_accepted` of them were drawn.
+    (`time.monotonic()`); up to `led_s` another's pass read what it begins with. `num_proposed`:
+    tokens that were tried behind its newest ones; `num_accepted` of them were drawn.
     """
 
     request: Request
@@ -28,6 +29,7 @@ class Job:
     reason: FilterReason | None
     added_s: float = field(default_factory=time.monotonic)
     started_s: float | None = None
+    led_s: float = -math.inf
     num_proposed: int = 0
     num_accepted: int = 0
 

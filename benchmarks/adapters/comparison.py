@@ -53,7 +53,7 @@ from gemserve_train.distill import Teacher
 from gemserve_train.evaluation.answer_rules import RULES, interval, matching
 from gemserve_train.evaluation.chats import Question, draw_shots, read_questions
 from gemserve_train.evaluation.evaluate import evaluate
-from gemserve_train.examples import TrainingExample, read_examples
+from gemserve_train.examples import TrainingExample, end_token, read_examples
 from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve_train.parameters import (
     ActivationParameters,
@@ -230,7 +230,7 @@ class Comparison:
             name: matching(task.pattern or "") if name == "pattern" else RULES[name]
             for name in task.rules
         }
-        self._eos_id = min(loaded.eos_ids)
+        self._eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
         wanted = (arguments.examples, max(20, arguments.examples // 10), arguments.tests)
         sizes = dict(zip(SPLITS, wanted, strict=True))
         # the same questions for all seeds, which are those of training
@@ -473,7 +473,8 @@ def builtin_chats(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chats.jsonl"
         path.write_text("\n".join(lines))
-        return read_examples(path, loaded.tokenizer, eos_id=min(loaded.eos_ids), max_tokens=4096)
+        eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
+        return read_examples(path, loaded.tokenizer, eos_id=eos_id, max_tokens=4096)
 
 
 def trained(

@@ -197,8 +197,14 @@ def compare(arguments: argparse.Namespace) -> None:
                     comparison.do(contestant, seed, rate)
                 except AdapterError as error:  # such as a run that diverged: the others go on
                     print(f"left out: {contestant.name}, seed {seed}: {error}", flush=True)
-    rows = [run for run in read_runs(arguments.out) if run["task"] == arguments.task]
+    rows = [run for run in read_runs(arguments.out) if settings(arguments).items() <= run.items()]
     results.finish("adapters", arguments.device, table(rows), arguments.json)
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What all runs of a table have in common."""
+    names = ("model", "task", "tests", "epochs", "batch_size", "minutes")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -241,13 +247,11 @@ class Comparison:
         given = self._given
         rate = rate or LEARNING_RATES.get(contestant.kind)
         key = {
-            "model": given.model,
-            "task": given.task,
+            **settings(given),
             "contestant": contestant.name,
             "seed": seed,
             "rate": rate if contestant.is_trained else None,
             "examples": self._sizes["train"],
-            "minutes": given.minutes,
         }
         if find_run(read_runs(given.out), key) is not None:
             return

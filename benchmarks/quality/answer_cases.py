@@ -789,6 +789,19 @@ def pick_documents(cases: Sequence[Case], samples: int | None) -> list[Case]:
     return [case for first in firsts for case in documents[first.shares or first.name]]
 
 
+def settings_of(arguments: argparse.Namespace, way: Way) -> dict[str, Any]:
+    """The options that a way's answers depend on. None: the default, and in files without it."""
+    embedding = arguments.embedding if way.method == "embedding" else None
+    return {
+        "shared": arguments.shared or None,
+        "weights": None if arguments.weights == "auto" else arguments.weights,
+        "calibrate": None if arguments.calibrate == "auto" else arguments.calibrate,
+        "reader": arguments.reader,
+        "draft": arguments.draft if way.method == "draft" else None,
+        "embedding": None if embedding is None else str(embedding),
+    }
+
+
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.embedding is not None:
@@ -819,11 +832,8 @@ def main() -> None:
                     "length": arguments.length,
                     "model": arguments.model,
                     "digest": asked.digest,
+                    **settings_of(arguments, way),
                 }
-                if arguments.shared:
-                    key["shared"] = True
-                if arguments.weights != "auto":
-                    key["weights"] = arguments.weights
                 row = find_run(finished, key)
                 if row is None:
                     results.note(f"{case.name} {way.name}")

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.quality import answer_cases
 from benchmarks.quality.answer_cases import KINDS, PLACES, Case, read_file, read_ways, score
+from benchmarks.shared.finished_runs import find_run
 from gemserve.contract.filter_options import FilterOptions
 from gemserve.llm import LLM
 from gemserve.synthetic.vocabulary import split
@@ -245,7 +246,7 @@ def test_answers_are_written_at_once_and_not_measured_again(
     by_way = {row["way"]: row for row in lines[:5]}
     assert by_way["none"]["recall"] == by_way["oracle"]["recall"] == by_way["alone"]["recall"] == 1
     assert by_way["bm25"]["kept_tokens"] < by_way["none"]["kept_tokens"]
-    monkeypatch.setattr(answer_cases, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(answer_cases, "measure", lambda *_, **__: pytest.fail("measured again"))
     picture = tmp_path / "answers.png"
     monkeypatch.setattr("sys.argv", ["answer_cases.py", *options, "--picture", str(picture)])
     answer_cases.main()
@@ -255,3 +256,25 @@ def test_answers_are_written_at_once_and_not_measured_again(
     assert groups[0] == ("other_words", "all", "few", 1)
     assert ("everything", "all", "alone", 1) in groups
     assert len(groups) == 5 + 5 + 5  # `everything` is also grouped by what it asks for
+
+
+@pytest.mark.parametrize(
+    "options", [["--reader", "other"], ["--calibrate", "off"], ["--weights", "dense"], ["--shared"]]
+)
+def test_what_another_server_answered_is_no_answer(options: list[str]) -> None:
+    """With a reader the answers that the file had from a run without one were shown."""
+    (way,) = read_ways("default")
+    plain, other = (
+        answer_cases.settings_of(answer_cases._parser().parse_args(given), way)
+        for given in ([], options)
+    )
+    assert find_run([other], plain) is None
+    assert find_run([plain], other) is None
+    assert find_run([{}], plain) == {}, "of a file that an earlier version wrote"
+
+
+def test_what_chooses_outside_belongs_to_its_way_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(answer_cases.OUTSIDE, "draft", answer_cases.OUTSIDE["bm25"])
+    given = answer_cases._parser().parse_args(["--draft", "small"])
+    default, draft = (answer_cases.settings_of(given, way) for way in read_ways("default,draft"))
+    assert (default["draft"], draft["draft"]) == (None, "small")

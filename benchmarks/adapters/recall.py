@@ -209,12 +209,9 @@ def ask(
 def _request(example: Example, case: Case, *, answers: bool) -> Request:
     request = Request(
         request_id="recall",
-        prompt_ids=example.prompt.ids,
+        **example.prompt.fields,
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
         filter=case.params,
-        protected=example.prompt.protected,
-        breaks=example.prompt.breaks,
-        question=example.prompt.question,
         adapter=case.adapter,
     )
     return request if answers else replace(request, selects_only=True)

@@ -6,12 +6,15 @@ import ast
 import symtable
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import pytest
+import torch
+from transformers import DynamicCache
 
 from benchmarks.quality import window_scores
-from benchmarks.speed import reading
+from benchmarks.speed import carry_states, reading
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = [
@@ -66,3 +69,13 @@ def test_reading_begins(
 
 def test_the_calibration_of_window_scores_is_there() -> None:
     assert window_scores.CALIBRATION.is_file()
+
+
+def test_a_pass_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU was not waited for, because its device is called "cuda:0"."""
+    awaited: list[str] = []
+    monkeypatch.setattr(carry_states.results, "synchronize", awaited.append)
+    inner = SimpleNamespace(rotary_emb=lambda *_: None)
+    model = SimpleNamespace(device=torch.device("cuda", 0), model=inner)
+    carry_states.timed([], model, torch.zeros(1, 2, 4), [], torch.arange(2), DynamicCache())
+    assert awaited == ["cuda", "cuda"]

@@ -619,9 +619,16 @@ def ask(llm: LLM, case: Case, length: int, way: Way) -> Asked:
     """The prompt of a case, made as for an HTTP request with the same messages."""
     messages = case.messages(llm, length, is_alone=way.method == ALONE)
     prompt = llm.prompt(messages)
-    gold = find_spans(prompt, case.gold)
+    gold = find_spans(prompt, case.gold, _start_of(case, prompt))
     text = json.dumps([messages, case.answers, case.gold, case.max_tokens])
     return Asked(case, prompt, gold, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _start_of(case: Case, prompt: Prompt) -> int:
+    """The character that the first fact with gold begins at; other passages may have its words."""
+    first = next(iter(case.gold), "")
+    at = (prompt.text.find(fact) for fact in case.facts if first in fact)
+    return max(0, next(at, 0))  # alone there is nothing but gold
 
 
 def measure(llm: LLM, asked: Asked, way: Way, *, is_shared: bool) -> dict[str, Any]:

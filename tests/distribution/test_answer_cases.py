@@ -182,6 +182,26 @@ def test_alone_is_only_what_answers(llm: LLM) -> None:
     assert message["content"] == f"{case.gold[0]}\n\n{case.question}"
 
 
+def test_gold_is_in_the_fact_that_is_asked_for(llm: LLM) -> None:
+    """Another function ended with the same line, and was taken for the one in question."""
+    asked, other = (f"def {name}():\n    return sorted(ports)" for name in ("leave", "load"))
+    case = Case(
+        kind="function_ends",
+        name="a",
+        labels={},
+        question="What is the last line of the function that leaves?",
+        answers=(("return sorted(ports)",),),
+        facts=(asked,),
+        gold=("    return sorted(ports)",),
+        filler=lambda: iter([other] * 2),
+    )
+    found = answer_cases.ask(llm, case, 2400, read_ways("default")[0])
+    text, ((first, _),) = found.prompt.text, found.gold
+    assert text.index(other) < text.index(asked) <= found.prompt.offsets[first][0]
+    alone = answer_cases.ask(llm, case, 2400, read_ways("alone")[0])
+    assert len(alone.gold) == 1
+
+
 def test_ways_are_names_with_options() -> None:
     ways = read_ways(
         'default,none,one_pass={"method":"sieve","window":"off"},bm25,b={"method":"bm25","keep":64}'

@@ -201,10 +201,10 @@ def _continuous_batching(model: Any, prompts: list[list[int]], new_tokens: int) 
     """
     count = new_tokens + len(prompts) + 1
     config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1)
-    results = model.generate_batch(
+    outputs = model.generate_batch(
         inputs=prompts, generation_config=config, record_timestamps=True, progress_bar=False
     )
-    times_s = [result.timestamps for result in results.values()]
+    times_s = [result.timestamps for result in outputs.values()]
     start_s, stop_s = max(t[0] for t in times_s), min(t[-1] for t in times_s)
     drawn = sum(start_s < at <= stop_s for t in times_s for at in t)
     return [(stop_s - start_s) * len(prompts) / drawn]

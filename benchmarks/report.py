@@ -85,7 +85,7 @@ PARTS = (
         "Further questions about a document",
         "Less is better. Time to first token of the later questions, with the document cache.",
         script("cache", "--model", "random", "--tokens", "8192"),
-        Bars("later_s", "asked", None, "seconds"),
+        Bars("later_s", "summary", None, "seconds"),
     ),
     Part(
         "Needles in prose",
@@ -152,9 +152,11 @@ def run(part: Part) -> tuple[dict[str, Any] | None, str]:
 def section(folder: Path, part: Part, rows: Sequence[dict[str, Any]], took_s: float) -> str:
     columns = list(dict.fromkeys(k for row in rows for k, v in row.items() if v is not None))
     lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
-    known = [row for row in rows if isinstance(row.get(part.bars.value), (int, float))]
     name = part.title.lower().replace(" ", "_")
-    picture = html_report.figure(folder, name, drawing(part.bars, known), part.text)
+    try:
+        picture = html_report.figure(folder, name, drawing(part.bars, rows), part.text)
+    except Exception as error:
+        picture = f"<pre>{html_report.text(f'no picture: {type(error).__name__}: {error}')}</pre>"
     command = " ".join(["python", *part.command])
     return (
         f"{picture}\n{html_report.html_table(lines)}\n"
@@ -163,7 +165,11 @@ def section(folder: Path, part: Part, rows: Sequence[dict[str, Any]], took_s: fl
 
 
 def drawing(bars: Bars, rows: Sequence[dict[str, Any]]) -> Draw:
-    """Groups of bars: one group at each place, one bar for each value of `bars.group`."""
+    """Groups of bars: one group at each place, one bar for each value of `bars.group`.
+
+    Rows without a figure or a place are left out.
+    """
+    rows = [r for r in rows if isinstance(r.get(bars.value), (int, float)) and bars.place in r]
     places = list(dict.fromkeys(cell(row[bars.place]) for row in rows))
     groups = list(dict.fromkeys(cell(row[bars.group]) if bars.group else "" for row in rows))
 

@@ -53,7 +53,7 @@ from gemserve_train.distill import Teacher
 from gemserve_train.evaluation.answer_rules import RULES, interval, matching
 from gemserve_train.evaluation.chats import Question, draw_shots, read_questions
 from gemserve_train.evaluation.evaluate import evaluate
-from gemserve_train.examples import TrainingExample, read_examples
+from gemserve_train.examples import TrainingExample, end_token, read_examples
 from gemserve_train.lora_parameters import DEFAULT_TARGETS, LoraParameters
 from gemserve_train.parameters import (
     ActivationParameters,
@@ -197,8 +197,14 @@ def compare(arguments: argparse.Namespace) -> None:
                     comparison.do(contestant, seed, rate)
                 except AdapterError as error:  # such as a run that diverged: the others go on
                     print(f"left out: {contestant.name}, seed {seed}: {error}", flush=True)
-    rows = [run for run in read_runs(arguments.out) if run["task"] == arguments.task]
+    rows = [run for run in read_runs(arguments.out) if settings(arguments).items() <= run.items()]
     results.finish("adapters", arguments.device, table(rows), arguments.json)
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What all runs of a table have in common."""
+    names = ("model", "task", "tests", "epochs", "batch_size", "minutes")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +236,7 @@ class Comparison:
             name: matching(task.pattern or "") if name == "pattern" else RULES[name]
             for name in task.rules
         }
-        self._eos_id = min(loaded.eos_ids)
+        self._eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
         wanted = (arguments.examples, max(20, arguments.examples // 10), arguments.tests)
         sizes = dict(zip(SPLITS, wanted, strict=True))
         # the same questions for all seeds, which are those of training
@@ -241,13 +247,11 @@ class Comparison:
         given = self._given
         rate = rate or LEARNING_RATES.get(contestant.kind)
         key = {
-            "model": given.model,
-            "task": given.task,
+            **settings(given),
             "contestant": contestant.name,
             "seed": seed,
             "rate": rate if contestant.is_trained else None,
             "examples": self._sizes["train"],
-            "minutes": given.minutes,
         }
         if find_run(read_runs(given.out), key) is not None:
             return
@@ -473,7 +477,8 @@ def builtin_chats(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chats.jsonl"
         path.write_text("\n".join(lines))
-        return read_examples(path, loaded.tokenizer, eos_id=min(loaded.eos_ids), max_tokens=4096)
+        eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
+        return read_examples(path, loaded.tokenizer, eos_id=eos_id, max_tokens=4096)
 
 
 def trained(

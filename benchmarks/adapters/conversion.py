@@ -54,6 +54,7 @@ from gemserve_train.distill import DistillConfig, Teacher, agreement, distill
 from gemserve_train.evaluation.answer_rules import interval
 from gemserve_train.evaluation.chats import Question, behind_prefix, read_questions
 from gemserve_train.evaluation.evaluate import Evaluation, answer_all, evaluate
+from gemserve_train.examples import end_token
 from gemserve_train.parameters import Parameters, PrefixParameters, read_prefix
 
 Chat = list[dict[str, str]]
@@ -311,7 +312,7 @@ class RealConversion:
             chats = [{"messages": [*before, *case.messages]} for case in cases]
             path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
             limit = self._core.model.context_tokens - 1
-            eos_id = min(self._loaded.eos_ids)
+            eos_id = end_token(self._loaded.tokenizer, self._loaded.eos_ids)
             return read_questions(path, self._loaded.tokenizer, eos_id, max_tokens=limit)
 
 

@@ -46,7 +46,7 @@ from gemserve_lab.compare import compare
 from gemserve_lab.metrics import score_answer
 from gemserve_lab.run import Outcome
 from gemserve_lab.tasks.needle import SUBTASKS
-from gemserve_train.examples import TrainingExample
+from gemserve_train.examples import TrainingExample, end_token
 from gemserve_train.trainer import TrainConfig, train
 
 NO_ADAPTER = "none"
@@ -209,12 +209,9 @@ def ask(
 def _request(example: Example, case: Case, *, answers: bool) -> Request:
     request = Request(
         request_id="recall",
-        prompt_ids=example.prompt.ids,
+        **example.prompt.fields,
         sampling=SamplingParams(max_tokens=example.max_tokens, temperature=0.0),
         filter=case.params,
-        protected=example.prompt.protected,
-        breaks=example.prompt.breaks,
-        question=example.prompt.question,
         adapter=case.adapter,
     )
     return request if answers else replace(request, selects_only=True)
@@ -348,8 +345,9 @@ def write_one_step_adapters(loaded: LoadedModel, folder: Path) -> Path:
     Each lies in a subfolder that has the type's name. Returns `folder`.
     """
     ids = tuple(loaded.tokenizer.encode(_TEXT))
+    eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
     examples = [
-        TrainingExample((*ids, *loaded.tokenizer.encode(answer), min(loaded.eos_ids)), len(ids))
+        TrainingExample((*ids, *loaded.tokenizer.encode(answer), eos_id), len(ids))
         for answer in (" green.", " red.")
     ]
     config = TrainConfig(epochs=1, batch_size=2, evals=1, patience=0, warmup_share=0.0)

@@ -619,9 +619,16 @@ def ask(llm: LLM, case: Case, length: int, way: Way) -> Asked:
     """The prompt of a case, made as for an HTTP request with the same messages."""
     messages = case.messages(llm, length, is_alone=way.method == ALONE)
     prompt = llm.prompt(messages)
-    gold = find_spans(prompt, case.gold)
+    gold = find_spans(prompt, case.gold, _start_of(case, prompt))
     text = json.dumps([messages, case.answers, case.gold, case.max_tokens])
     return Asked(case, prompt, gold, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _start_of(case: Case, prompt: Prompt) -> int:
+    """The character that the first fact with gold begins at; other passages may have its words."""
+    first = next(iter(case.gold), "")
+    at = (prompt.text.find(fact) for fact in case.facts if first in fact)
+    return max(0, next(at, 0))  # alone there is nothing but gold
 
 
 def measure(llm: LLM, asked: Asked, way: Way, *, is_shared: bool) -> dict[str, Any]:
@@ -789,6 +796,19 @@ def pick_documents(cases: Sequence[Case], samples: int | None) -> list[Case]:
     return [case for first in firsts for case in documents[first.shares or first.name]]
 
 
+def settings_of(arguments: argparse.Namespace, way: Way) -> dict[str, Any]:
+    """The options that a way's answers depend on. None: the default, and in files without it."""
+    embedding = arguments.embedding if way.method == "embedding" else None
+    return {
+        "shared": arguments.shared or None,
+        "weights": None if arguments.weights == "auto" else arguments.weights,
+        "calibrate": None if arguments.calibrate == "auto" else arguments.calibrate,
+        "reader": arguments.reader,
+        "draft": arguments.draft if way.method == "draft" else None,
+        "embedding": None if embedding is None else str(embedding),
+    }
+
+
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.embedding is not None:
@@ -819,11 +839,8 @@ def main() -> None:
                     "length": arguments.length,
                     "model": arguments.model,
                     "digest": asked.digest,
+                    **settings_of(arguments, way),
                 }
-                if arguments.shared:
-                    key["shared"] = True
-                if arguments.weights != "auto":
-                    key["weights"] = arguments.weights
                 row = find_run(finished, key)
                 if row is None:
                     results.note(f"{case.name} {way.name}")

@@ -1,7 +1,8 @@
 """What the built-in model can and cannot do: the table of its model card.
 
-Facts of one kind among distractors of the same kind in 1,024 tokens of filler, one question, exact
-match of the whole answer, read whole (`none`) and filtered (`sieve`, 256 tokens kept).
+Facts of one kind among distractors of the same kind in 1,024 tokens of filler and one question,
+read whole (`none`) and filtered (`sieve`, 256 tokens kept). An answer is right if it contains the
+value.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ def positions(report: FilterReport) -> set[int]:
     return {p for start, stop in report.selection for p in range(start, stop)}
 
 
-def rows_of(about: dict[str, Any], results: dict[str, list[Result]]) -> list[dict[str, Any]]:
+def rows_of(about: dict[str, Any], found: dict[str, list[Result]]) -> list[dict[str, Any]]:
     """One row for each precision other than the model's own, which is called "own"."""
-    own = results["own"]
+    own = found["own"]
     rows: list[dict[str, Any]] = []
-    for precision, others in results.items():
+    for precision, others in found.items():
         if precision == "own":
             continue
         pairs = [
@@ -113,7 +113,7 @@ def needles(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for name, maker in SUBTASKS.items():
             for method in METHODS:
                 params = FilterParams(method=method, keep=arguments.keep, return_selection=True)
-                results: dict[str, list[Result]] = {precision: [] for precision in cores}
+                found: dict[str, list[Result]] = {precision: [] for precision in cores}
                 for index in range(arguments.samples):
                     results.note(f"{length} {name} {method} {index}")
                     draw = ExampleDraw(
@@ -124,9 +124,9 @@ def needles(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     )
                     example = maker(own.tokenizer, draw)
                     for precision, core in cores.items():
-                        results[precision].append(answer(core, example, params))
+                        found[precision].append(answer(core, example, params))
                 about = {"subtask": name, "method": method, "prompt_tokens": length}
-                rows += rows_of(about, results)
+                rows += rows_of(about, found)
     return rows
 
 
@@ -148,15 +148,13 @@ def noise(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for length in arguments.lengths:
         for method in METHODS:
             params = FilterParams(method=method, keep=arguments.keep, return_selection=True)
-            results: dict[str, list[Result]] = {precision: [] for precision in cores}
+            found: dict[str, list[Result]] = {precision: [] for precision in cores}
             for index in range(arguments.samples):
                 results.note(f"{length} noise {method} {index}")
                 ids = harness.random_ids(length, own.model.vocab_size, arguments.seed + index)
                 for precision, core in cores.items():
-                    results[precision].append(Result(report_of(core, ids, params)))
-            rows += rows_of(
-                {"subtask": "noise", "method": method, "prompt_tokens": length}, results
-            )
+                    found[precision].append(Result(report_of(core, ids, params)))
+            rows += rows_of({"subtask": "noise", "method": method, "prompt_tokens": length}, found)
     return rows
 
 

@@ -55,7 +55,7 @@ from gemserve_lab.tasks.haystack import draw_filler, hide
 from gemserve_lab.tasks.natural import DISTRACTORS, LEADS
 
 Array = npt.NDArray[np.float32]
-CALIBRATION = Path(files.__file__).parents[1] / "calibrations" / "smollm2.json"
+CALIBRATION = Path(files.__file__).with_name("shipped") / "smollm2.json"
 CHUNK = 1024  # tokens of a pass over a whole prompt
 ROOM = 128  # tokens of a question and what is around it
 OVERLAP = 128  # tokens of the segment before, at most

@@ -75,7 +75,7 @@ def timed(
     cache: DynamicCache,
 ) -> torch.Tensor:
     """States after some layers, from ids or from states: [1, tokens, hidden]."""
-    results.synchronize(str(model.device))
+    results.synchronize(model.device.type)
     began = time.perf_counter()
     hidden = start if start.is_floating_point() else model.model.embed_tokens(start)
     rope = model.model.rotary_emb(hidden, positions[None])
@@ -87,7 +87,7 @@ def timed(
             past_key_values=cache,
             position_embeddings=rope,
         )
-    results.synchronize(str(model.device))
+    results.synchronize(model.device.type)
     times.append(time.perf_counter() - began)
     return hidden
 

@@ -21,6 +21,7 @@ from benchmarks.shared import results
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.llm import LLM, FilterOptions
 
+_MODEL = "smollm2"
 _METHODS = ("none", "sieve")
 
 
@@ -35,10 +36,10 @@ def main() -> None:
     for way in arguments.ways.split(","):
         backend, _, dtype = way.partition(":")
         config = ModelConfig(
-            model="smollm2", device="cpu", dtype=dtype or "auto", attention_backend=backend
+            model=_MODEL, device="cpu", dtype=dtype or "auto", attention_backend=backend
         )
         models[way] = LLM(config, engine)
-    prompts, rows = Prompts(), []
+    prompts, rows = Prompts(_MODEL), []
     for length in arguments.lengths:
         taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for turn in range(arguments.repeats + 1):  # the first one warms up

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from gemserve.calibration.search.example import Example, contains
 from gemserve.errors import ConfigError
-from gemserve_lab.tasks.example_file import ExampleFile
+from gemserve_lab.tasks.example_file import ExampleFile, find_numbers
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -98,11 +98,6 @@ def number(text: str, example: Example) -> float:
     if not given:
         return 0.0
     return max(given.count(find_numbers(answer)[0]) / len(given) for answer in example.answers)
-
-
-def find_numbers(text: str) -> list[str]:
-    """All runs of digits, as they are written."""
-    return re.findall(r"\d+", text)
 
 
 def code_similarity(text: str, example: Example) -> float:

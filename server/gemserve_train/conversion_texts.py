@@ -30,9 +30,10 @@ class ConversionText:
         return self.ids[self.num_lead :]
 
 
-def after_prefix(tokenizer: Any, path: Path, *, max_tokens: int) -> list[ConversionText]:
+def after_prefix(
+    tokenizer: Any, path: Path, *, eos_id: int, max_tokens: int
+) -> list[ConversionText]:
     """Prompts and completions, encoded as they follow the prefix in a request."""
-    eos_id = tokenizer.eos_token_id
     examples = read_examples(path, tokenizer, eos_id=eos_id, max_tokens=max_tokens)
     return [ConversionText(example.ids, example.num_prompt) for example in examples]
 

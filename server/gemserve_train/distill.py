@@ -1,7 +1,7 @@
 """Distils a long prefix into an adapter: it learns what the model predicts after the prefix.
 
-The prefix is the teacher. Its predictions for a text are computed once, because it is long and
-never changes. Any kind of adapter can be the student.
+The prefix is the teacher. Its predictions for a text are kept while there is room, because it is
+long and never changes. Any kind of adapter can be the student.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gemserve_train.parameters import Parameters
 
 _WARMUP = 10  # steps
 _BATCH = 8  # texts that are packed into a row for measuring
+_MOST_BYTES = 1 << 30  # of predictions that are kept: 11,000 tokens of SmolLM2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +65,31 @@ class TeacherPrediction:
 
 
 class Teacher:
-    """What the model predicts after a prefix. Predictions for a text are kept."""
+    """What the model predicts after a prefix. Up to `most_bytes` of log-probabilities are kept."""
 
-    def __init__(self, model: CausalModel, prefix: Prefix) -> None:
+    def __init__(self, model: CausalModel, prefix: Prefix, most_bytes: int = _MOST_BYTES) -> None:
         self.model, self.prefix = model, prefix
+        self._left_bytes = most_bytes
         self._known: dict[ConversionText, TeacherPrediction] = {}
 
     @torch.no_grad()
-    def predictions(self, texts: Sequence[ConversionText]) -> list[TeacherPrediction]:
-        """The predictions for the answers of `texts`."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+    def predictions(
+        self, texts: Sequence[ConversionText], *, are_kept: bool = True
+    ) -> list[TeacherPrediction]:
+        """The predictions for the answers of `texts`. `are_kept`: they will be asked for again."""
+        found = {text: self._known[text] for text in texts if text in self._known}
+        new = [text for text in dict.fromkeys(texts) if text not in found]
         if new:
             examples = [TrainingExample(t.after, t.num_prompt - t.num_lead) for t in new]
-            found = answer_logits(self.model, self.prefix, examples)
-            for text, logits in zip(new, found, strict=True):
+            of_new = answer_logits(self.model, self.prefix, examples)
+            for text, logits in zip(new, of_new, strict=True):
                 # copies, because views would keep all logits in memory
                 log_probs = logits.log_softmax(-1).half()
-                self._known[text] = TeacherPrediction(log_probs, logits.argmax(-1))
-        return [self._known[text] for text in texts]
+                found[text] = TeacherPrediction(log_probs, logits.argmax(-1))
+                if are_kept and log_probs.nbytes <= self._left_bytes:
+                    self._left_bytes -= log_probs.nbytes
+                    self._known[text] = found[text]
+        return [found[text] for text in texts]
 
 
 def distill(
@@ -137,7 +145,8 @@ def agreement(
     for low in range(0, len(texts), _BATCH):
         some = texts[low : low + _BATCH]
         ours = answer_logits(student, adapter, _examples(some))
-        for wanted, logits in zip(teacher.predictions(some), ours, strict=True):
+        predicted = teacher.predictions(some, are_kept=False)
+        for wanted, logits in zip(predicted, ours, strict=True):
             agreed = wanted.likeliest == logits.argmax(-1)
             same += int(agreed.sum())
             whole += int(agreed.all())

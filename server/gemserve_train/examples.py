@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, ConfigError
 from gemserve_train.data_files import check_chat, check_text, read_objects
 
 IGNORED = -100  # the label of tokens that do not count in the loss
@@ -21,6 +21,18 @@ class TrainingExample:
 
     ids: tuple[int, ...]
     num_prompt: int
+
+
+def end_token(tokenizer: Any, eos_ids: Collection[int]) -> int:
+    """The token behind an answer: the tokenizer's own, if it is among the model's.
+
+    A model may end at others, too, such as the end of a text that no chat has. Raises `ConfigError`
+    if it names none.
+    """
+    if not eos_ids:
+        raise ConfigError("the model names no token that ends an answer")
+    named: int = tokenizer.eos_token_id  # or None, which is none of them
+    return named if named in eos_ids else min(eos_ids)
 
 
 def read_examples(

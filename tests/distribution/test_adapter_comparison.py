@@ -76,6 +76,7 @@ def test_a_run_keeps_its_losses_and_its_adapter(
     comparison.main()
     (run,) = read_runs(out)
     assert run["contestant"] == "activation 1"
+    assert (run["epochs"], run["batch_size"], run["tests"]) == (1.0, 8, 2)
     assert [set(entry) for entry in run["history"]] == [{"step", "loss"}, {"step", "eval_loss"}]
     assert "left out: activation 22, seed 1: layer=22" in capsys.readouterr().out
     assert [folder.name for folder in kept.iterdir()] == [left_over.name]

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.quality import answer_cases
 from benchmarks.quality.answer_cases import KINDS, PLACES, Case, read_file, read_ways, score
+from benchmarks.shared.finished_runs import find_run
 from gemserve.contract.filter_options import FilterOptions
 from gemserve.llm import LLM
 from gemserve.synthetic.vocabulary import split
@@ -181,6 +182,26 @@ def test_alone_is_only_what_answers(llm: LLM) -> None:
     assert message["content"] == f"{case.gold[0]}\n\n{case.question}"
 
 
+def test_gold_is_in_the_fact_that_is_asked_for(llm: LLM) -> None:
+    """Another function ended with the same line, and was taken for the one in question."""
+    asked, other = (f"def {name}():\n    return sorted(ports)" for name in ("leave", "load"))
+    case = Case(
+        kind="function_ends",
+        name="a",
+        labels={},
+        question="What is the last line of the function that leaves?",
+        answers=(("return sorted(ports)",),),
+        facts=(asked,),
+        gold=("    return sorted(ports)",),
+        filler=lambda: iter([other] * 2),
+    )
+    found = answer_cases.ask(llm, case, 2400, read_ways("default")[0])
+    text, ((first, _),) = found.prompt.text, found.gold
+    assert text.index(other) < text.index(asked) <= found.prompt.offsets[first][0]
+    alone = answer_cases.ask(llm, case, 2400, read_ways("alone")[0])
+    assert len(alone.gold) == 1
+
+
 def test_ways_are_names_with_options() -> None:
     ways = read_ways(
         'default,none,one_pass={"method":"sieve","window":"off"},bm25,b={"method":"bm25","keep":64}'
@@ -245,7 +266,7 @@ def test_answers_are_written_at_once_and_not_measured_again(
     by_way = {row["way"]: row for row in lines[:5]}
     assert by_way["none"]["recall"] == by_way["oracle"]["recall"] == by_way["alone"]["recall"] == 1
     assert by_way["bm25"]["kept_tokens"] < by_way["none"]["kept_tokens"]
-    monkeypatch.setattr(answer_cases, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(answer_cases, "measure", lambda *_, **__: pytest.fail("measured again"))
     picture = tmp_path / "answers.png"
     monkeypatch.setattr("sys.argv", ["answer_cases.py", *options, "--picture", str(picture)])
     answer_cases.main()
@@ -255,3 +276,25 @@ def test_answers_are_written_at_once_and_not_measured_again(
     assert groups[0] == ("other_words", "all", "few", 1)
     assert ("everything", "all", "alone", 1) in groups
     assert len(groups) == 5 + 5 + 5  # `everything` is also grouped by what it asks for
+
+
+@pytest.mark.parametrize(
+    "options", [["--reader", "other"], ["--calibrate", "off"], ["--weights", "dense"], ["--shared"]]
+)
+def test_what_another_server_answered_is_no_answer(options: list[str]) -> None:
+    """With a reader the answers that the file had from a run without one were shown."""
+    (way,) = read_ways("default")
+    plain, other = (
+        answer_cases.settings_of(answer_cases._parser().parse_args(given), way)
+        for given in ([], options)
+    )
+    assert find_run([other], plain) is None
+    assert find_run([plain], other) is None
+    assert find_run([{}], plain) == {}, "of a file that an earlier version wrote"
+
+
+def test_what_chooses_outside_belongs_to_its_way_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(answer_cases.OUTSIDE, "draft", answer_cases.OUTSIDE["bm25"])
+    given = answer_cases._parser().parse_args(["--draft", "small"])
+    default, draft = (answer_cases.settings_of(given, way) for way in read_ways("default,draft"))
+    assert (default["draft"], draft["draft"]) == (None, "small")

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+import pytest
+
+from benchmarks import cache, report
 from benchmarks.shared import results
+from gemserve_client.load_test import pictures
 
 ROWS = [
     {"method": method, "prompt_tokens": tokens, "ttft_s": tokens / 1000, "note": None}
@@ -62,3 +65,42 @@ def test_every_part_s_script_takes_its_options() -> None:
         for option in part.command[1:]:
             if option.startswith("--"):
                 assert f'"{option}"' in source, (part.title, option)
+
+
+def rows_of_cache() -> list[dict[str, Any]]:
+    times = {"ttft_s": 2.0, "cold_ttft_s": 3.0, "same_answer": True}
+    asked = [{"question": number, "prompt_tokens": 8192, **times} for number in (1, 2)]
+    memory = {"summary": "memory", "cache_bytes": 1}
+    return [*asked, cache._summary("questions", asked), memory, cache._summary("turns", asked)]
+
+
+MADE = {
+    "Time to first token": ROWS,
+    "Decoding": [{"engine": "gemserve", "sequences": 8, "tokens_per_s": 9.5}],
+    "Throughput": [{"method": "sieve", "prompt_tokens": 4096, "requests_per_s": 0.5}],
+    "Streams beside a long prompt": [
+        {"method": "sieve", "prompt_tokens": 8192, "gap_p99_beside_s": 1.5}
+    ],
+    "Further questions about a document": rows_of_cache(),
+    "Needles in prose": [{"method": "none", "prompt_tokens": 1024, "score": 1.0}],
+}
+
+
+@pytest.mark.parametrize("part", report.PARTS, ids=lambda part: part.title)
+def test_every_part_s_rows_are_drawn(part: Any) -> None:
+    """The rows of further questions have no field that the picture asked for: no page at all."""
+    figure = report.drawing(part.bars, MADE[part.title])(pictures.LIGHT)
+    (axes,) = figure.axes
+    assert len(axes.patches) >= 1
+    assert all(bar.get_height() > 0 for bar in axes.patches)
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"device": "cpu", "commit": None, "versions": {}, "rows": ROWS})
+    monkeypatch.setattr(report, "drawing", lambda *_: {}["no <such> field"])
+    assert report.write(tmp_path, [part_of("Time", f"print({line!r})")]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "no picture: KeyError: &#x27;no &lt;such&gt; field&#x27;" in page
+    assert "<td>sieve</td>" in page

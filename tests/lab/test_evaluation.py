@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.calibration.search.example import Example, ExampleDraw
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
@@ -266,6 +267,27 @@ def test_segments_are_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "window=most: must be a count of tokens from 256" in capsys.readouterr().err
     assert main([*arguments, "--window", "99999"]) == 2
     assert "filter_window=99999: must be from 256 to 32512" in capsys.readouterr().err
+
+
+def test_another_calibration_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a new calibration of the same layer the outcomes of the former one were shown."""
+    changes: dict[str, Any] = {}
+
+    def build(*arguments: Any) -> Core:
+        made = build_calibrated_core(*arguments)
+        made.calibration = replace(made.calibration, **changes)
+        return made
+
+    monkeypatch.setattr("gemserve.calibration.search.calibrated_core.build_calibrated_core", build)
+    arguments = ["eval", "needle", "--methods", "sieve", "--lengths", "256", "--samples", "1"]
+    written = []
+    for changed in ({"heads": ((2, 0),)}, {"heads": ((2, 3),)}, {"heads": ((2, 0),)}):
+        changes = changed
+        assert main([*arguments, "--keep", "64", "--out", str(tmp_path)]) == 0
+        written.append(len((tmp_path / "outcomes.jsonl").read_text().splitlines()))
+    assert written == [1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,17 @@ def test_the_linked_fact_shares_no_name_with_the_question(is_linked_last: bool) 
             assert name.lower() not in others
 
 
+def test_an_article_is_no_part_of_an_answer() -> None:
+    """The document says "a red key", and "the red key" or "Red key" counted as wrong."""
+    (link,) = (link for link in LINKS if "a red key" in link.values)
+    for seed in range(10):
+        (answer,) = (problem := draw_pair(Random(seed), link, is_linked_last=True).problem).answers
+        statement, stop = problem.statements[answer.statement], answer.start + len(answer.text)
+        assert statement[answer.start : stop] == answer.text
+        assert f"a {answer.text}" in link.values
+        assert has(f"With the {answer.text}.", answer.text)
+
+
 def test_a_definition_is_at_the_beginning_and_its_use_far_from_it() -> None:
     assert len(DEFINITIONS) >= 4
     assert len(DUTIES) >= 4

@@ -70,7 +70,16 @@ WRONG = [
     ({"metric": None}, "line 2: metric=None: must be a text"),
     (
         {"metric": "number", "answers": ["1", "one"]},
-        "line 2: answers=['1', 'one']: must have a number in each",
+        "line 2: answers=['1', 'one']: must have one run of digits in each",
+    ),
+    # the right answer had half a point, and "1" all of it
+    (
+        {"metric": "number", "answers": ["1,250"]},
+        "line 2: answers=['1,250']: must have one run of digits in each, such as 1250",
+    ),
+    (
+        {"metric": "number", "answers": ["3.5"]},
+        "line 2: answers=['3.5']: must have one run of digits in each",
     ),
     ({"max_tokens": 0}, "line 2: max_tokens=0: must be a whole number from 1"),
     ({"max_tokens": True}, "line 2: max_tokens=True: must be a whole number from 1"),

@@ -60,13 +60,16 @@ def xlsx_of(sheet: str, strings: str = "", styles: str = "") -> bytes:
     )
 
 
-def pptx_of(slide: str, notes: str = "") -> bytes:
+def pptx_of(slide: str, notes: str = "", diagram: str = "") -> bytes:
     return zipped(
         {
             "ppt/presentation.xml": f'<p {R}><sldIdLst><sldId id="256" r:id="r0"/></sldIdLst></p>',
             "ppt/_rels/presentation.xml.rels": relations(("slide", "slides/s.xml")),
             "ppt/slides/s.xml": f"<sld>{slide}</sld>",
-            "ppt/slides/_rels/s.xml.rels": relations(("notesSlide", "../notes/n.xml")),
+            "ppt/slides/_rels/s.xml.rels": relations(
+                ("notesSlide", "../notes/n.xml"), ("diagramData", "../diagrams/data1.xml")
+            ),
+            "ppt/diagrams/data1.xml": f"<dataModel>{diagram}</dataModel>",
             "ppt/notes/n.xml": f"<notes>{notes}</notes>",
         }
     )
@@ -406,6 +409,24 @@ def test_what_older_programs_show_instead_is_not_read_twice() -> None:
     assert text_within(pptx_of(slide), "pptx") == "## Slide 1\n\nE\n\nG"
 
 
+def test_the_points_of_a_diagram_are_read_where_it_stands() -> None:
+    def point(text: str, kind: str = "node") -> str:
+        said = f"<t xmlns='d'><bodyPr/>{text}</t>"
+        return f'<pt type="{kind}"><prSet phldrT="[Text]"/>{said}</pt>'
+
+    def words(text: str) -> str:
+        return f"<p><r><t>{text}</t></r></p>"
+
+    points = point("", "doc") + point(words("Load") + words("cars")) + point(words("Leave"))
+    frame = f'<graphicFrame {R}><graphicData><relIds r:dm="r1"/></graphicData></graphicFrame>'
+    lost = frame.replace("r1", "r9")
+    content = pptx_of(
+        shape("Ferries", "title") + frame + lost + shape("To Malmo"),
+        diagram=points + point(words("Load"), "pres"),
+    )
+    assert text_within(content, "pptx") == "## Slide 1: Ferries\n\nLoad cars\nLeave\n\nTo Malmo"
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -417,6 +438,19 @@ def test_what_older_programs_show_instead_is_not_read_twice() -> None:
 )
 def test_the_separator_is_named_or_stands_outside_of_quotes(content: str, text: str) -> None:
     assert text_within(content.encode(), "csv") == text
+
+
+def test_text_boxes_of_rtf_are_read_once() -> None:
+    """Word writes them in a group that old programs leave out, and again for those."""
+    shape = (
+        rb"{\shp{\*\shpinst\shpleft0{\sp{\sn shapeType}{\sv 202}}{\shptxt \pard{\*\bkmkstart x}"
+        rb"At nine}}{\shprslt\pard At nine\par}}"
+    )
+    assert text_within(rb"{\rtf1 Ferries" + shape + rb"to Malmo}", "rtf") == (
+        "Ferries\nAt nine\nto Malmo"
+    )
+    hidden = rb"{\header " + shape + rb"}{\*\generator {\shptxt x}}"
+    assert text_within(rb"{\rtf1 Ferries" + hidden + rb" go}", "rtf") == "Ferries go"
 
 
 def test_a_font_of_rtf_has_its_own_letters() -> None:

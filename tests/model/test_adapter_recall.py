@@ -11,9 +11,12 @@ import pytest
 from benchmarks.adapters import recall as script
 from benchmarks.adapters.recall import find_lines, table, write_one_step_adapters
 from gemserve.adapters.folder import write_folder
+from gemserve.calibration.search.example import ExampleDraw
 from gemserve.config import ModelConfig
+from gemserve.contract.filter_options import FilterParams
 from gemserve.model.base_model import base_of
 from gemserve.model.loading.loader import load
+from gemserve_lab.tasks.needle import SUBTASKS
 from tests import adapters as random_adapters
 
 TYPES = ("activation", "lora", "ntk", "prefix")
@@ -87,6 +90,19 @@ def test_answers_are_scored(folder: Path, tmp_path: Path, capsys: Any) -> None:
     ]
     assert rows[0]["exact"] == rows[0]["contains"] == 1.0
     assert rows[1]["contains_difference"] == 0.0
+
+
+def test_the_request_has_all_of_the_prompt(tokenizer: Any) -> None:
+    """Without the question's words passages were ranked by attention alone, as by no server."""
+    draw = ExampleDraw(seed=0, num_tokens=384, index=0, samples=1)
+    example = SUBTASKS["single"](tokenizer, draw)
+    case = script.Case("none", None, "default", FilterParams(method="sieve", keep=64))
+    request = script._request(example, case, answers=False)
+    assert request.selects_only
+    assert request.words
+    assert request.written is not None
+    for name in ("anchor", "breaks", "messages", "protected", "question", "separators", "words"):
+        assert getattr(request, name) == getattr(example.prompt, name), name
 
 
 def line_of(adapter: str, index: int, recall: float | None, **changes: Any) -> dict[str, Any]:

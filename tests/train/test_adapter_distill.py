@@ -38,6 +38,20 @@ def test_predictions_are_those_of_the_text_alone_after_the_prefix(teacher: Teach
         assert torch.equal(found.likeliest, logits.argmax(-1))
 
 
+def test_predictions_beyond_a_limit_are_computed_anew(teacher: Teacher) -> None:
+    """All were kept: of a thousand answers of 100 tokens, with Qwen's vocabulary, 30 GB."""
+    whole = teacher.predictions(TEXTS)
+    limit = sum(found.log_probs.nbytes for found in whole[:3])
+    small = Teacher(teacher.model, teacher.prefix, most_bytes=limit)
+    agreement(small, None, TEXTS)
+    assert not small._known
+    for _ in range(2):
+        for found, expected in zip(small.predictions(TEXTS), whole, strict=True):
+            assert torch.equal(found.likeliest, expected.likeliest)
+        held = sum(found.log_probs.nbytes for found in small._known.values())
+        assert 0 < held <= limit
+
+
 def test_the_prefix_agrees_with_itself(teacher: Teacher) -> None:
     texts = [ConversionText(text.ids, text.num_prompt) for text in TEXTS]
     same = agreement(teacher, teacher.prefix, texts)

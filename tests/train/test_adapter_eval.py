@@ -19,6 +19,7 @@ from gemserve.model.loading.loader import load
 from gemserve_train.evaluation.answer_rules import RULES, interval, matching, paired
 from gemserve_train.evaluation.chats import behind_prefix, draw_shots, read_questions
 from gemserve_train.evaluation.evaluate import answer_all, answer_loss, evaluate
+from gemserve_train.examples import end_token
 from gemserve_train.parameters import PrefixParameters
 
 
@@ -74,7 +75,7 @@ def chats(path: Path, values: range, system: str | None = None) -> Path:
 
 def questions_of(core: Core, path: Path, **options: Any) -> Any:
     settings = {"max_tokens": 500, **options}
-    return read_questions(path, core.tokenizer, min(core.eos_ids), **settings)
+    return read_questions(path, core.tokenizer, end_token(core.tokenizer, core.eos_ids), **settings)
 
 
 def test_what_prompts_share_is_read_once_and_changes_nothing(core: Core, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import torch
 from gemserve.adapters.adapter_store import AdapterStore
 from gemserve.adapters.prefix import Prefix
 from gemserve.cost import ModelShape
-from gemserve.errors import AdapterError
+from gemserve.errors import AdapterError, ConfigError
 from gemserve.model.adapter import NO_ADAPTER
 from gemserve.model.passes.causal_model import CausalModel
 from gemserve_kernels import Partial
 from gemserve_train.conversion_texts import ConversionText
 from gemserve_train.convert import ConvertConfig, convert
 from gemserve_train.distill import Teacher, agreement
-from gemserve_train.examples import TrainingExample, read_examples
+from gemserve_train.examples import TrainingExample, end_token, read_examples
 from gemserve_train.forward import logits_with_gradients
 from gemserve_train.parameters import (
     ActivationParameters,
@@ -311,6 +311,19 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "file").touch()
     with pytest.raises(AdapterError, match="cannot be written"):
         train(model, parameters_of("ntk", model), *data, tmp_path / "file", config)
+
+
+def test_answers_end_as_the_tokenizer_says(tokenizer: Any, tmp_path: Path) -> None:
+    """Where a text's end had the lower id, as SmolLM2's has, chats learnt to end with that."""
+    path = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path.write_text(json.dumps({"messages": turns}))
+    assert tokenizer.eos_token_id == 2
+    eos_id = end_token(tokenizer, {0, 2})
+    assert read_examples(path, tokenizer, eos_id=eos_id, max_tokens=100)[0].ids[-1] == 2
+    assert end_token(tokenizer, {5, 7}) == 5
+    with pytest.raises(ConfigError, match="no token that ends an answer"):
+        end_token(tokenizer, frozenset())
 
 
 def test_training_that_diverges_writes_nothing(

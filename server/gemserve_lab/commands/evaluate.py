@@ -36,6 +36,7 @@ from gemserve_lab.commands.eval_batches import (
 )
 
 if TYPE_CHECKING:  # imported for types only: a command that runs no model loads no torch
+    from gemserve.calibration.files import Calibration
     from gemserve.engine.core import Core
     from gemserve_lab.run import Outcome
 import time
@@ -255,6 +256,7 @@ def _run(
         "dtype": str(core.model.dtype),
         "weights": hash_weights(core.model.hf),
         "tokenizer": hash_tokenizer(core.tokenizer),
+        "calibration": _choosing(core.calibration),
     }
     segment_size = find_segment_size(core.config.filter_window, core.calibration)
     if segment_size is not None:
@@ -278,6 +280,16 @@ def _run(
             if signal_number is not None:
                 break
     return _Done(outcomes, total, signal_number)
+
+
+def _choosing(calibration: Calibration) -> dict[str, Any]:
+    """What decides, besides layer and window, which tokens are kept; as JSON has it."""
+    heads = calibration.heads
+    names = ("ends_with", "coverage_bound", "window_bound", "auto_keep", "more_distracts")
+    return {
+        "heads": None if heads is None else [list(head) for head in heads],
+        **{name: getattr(calibration, name) for name in names},
+    }
 
 
 def _count_unfiltered(outcomes: list[Outcome]) -> Counter[tuple[str, int, str]]:

@@ -130,9 +130,16 @@ def measure(core: Core, file: ExampleFile, seed: int) -> tuple[list[ExampleDraw]
 def read_answers(record: Record, metric: str) -> tuple[str, ...]:
     """A line's `answers`. Raises `ConfigError` if `metric` cannot compare with them."""
     answers = record.texts("answers")
-    if metric == "number" and not all(re.search(r"\d", answer) for answer in answers):
-        raise record.error("answers", "must have a number in each")
+    if metric == "number" and not all(len(find_numbers(answer)) == 1 for answer in answers):
+        raise record.error(
+            "answers", "must have one run of digits in each, such as 1250, for metric number"
+        )
     return answers
+
+
+def find_numbers(text: str) -> list[str]:
+    """All runs of digits, as they are written: 1,250 and 3.5 have two."""
+    return re.findall(r"\d+", text)
 
 
 def check_gold(files: Iterable[ExampleFile]) -> None:

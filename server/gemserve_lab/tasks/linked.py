@@ -6,6 +6,7 @@ filter that reads each part of a document alone with the question cannot know th
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
@@ -28,6 +29,7 @@ DISTRACTORS = 2  # further pairs of facts of the same forms
 _BEGINNING = 0.02  # the share of a document in which terms are defined
 _FAR = 0.5  # duties stand behind this share of it
 _MAX_TOKENS = 48
+_ARTICLE = re.compile(r"^(a|an|the) ")
 # Terms, companies and things are each in one problem of a document alone.
 MOST_DEFINITIONS = len(TERMS) // (1 + DISTRACTORS)
 
@@ -68,11 +70,13 @@ def draw_pair(rng: Random, link: Link, *, is_linked_last: bool) -> Placed:
     depths = rng.random() / 2, 0.5 + rng.random() / 2
     facts = (named[0], linked[0]) if is_linked_last else (linked[0], named[0])
     at = facts.index(linked[0])
+    value = _ARTICLE.sub("", values[0])  # "the red key" is a right answer where "a red key" stands
+    start = facts[at].lower().index(values[0].lower()) + len(values[0]) - len(value)
     problem = Problem(
         kind="pairs",
         statements=facts,
         question=rng.choice(link.questions).format(s=subjects[0]),
-        answers=(Answer(values[0], at, facts[at].lower().index(values[0].lower())),),
+        answers=(Answer(value, at, start),),
         gold=(0, 1),
     )
     others = tuple((rng.random(), fact) for fact in (*named[1:], *linked[1:]))

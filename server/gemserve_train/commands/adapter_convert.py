@@ -131,12 +131,16 @@ def _read_prefix(
     from gemserve.adapters.kinds import load_adapter
     from gemserve.adapters.prefix import Prefix
     from gemserve_train.conversion_texts import after_prefix
+    from gemserve_train.examples import end_token
 
     prefix = load_adapter("", arguments.prefix, loaded.model, base, 1 << 40)
     if not isinstance(prefix, Prefix):
         raise AdapterError(f"{arguments.prefix}: is no prefix")
-    max_tokens: int = arguments.max_tokens
-    return prefix, after_prefix(loaded.tokenizer, arguments.data, max_tokens=max_tokens)
+    limits = {
+        "eos_id": end_token(loaded.tokenizer, loaded.eos_ids),
+        "max_tokens": arguments.max_tokens,
+    }
+    return prefix, after_prefix(loaded.tokenizer, arguments.data, **limits)
 
 
 def _fit(

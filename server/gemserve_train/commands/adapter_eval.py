@@ -96,10 +96,9 @@ def _evaluate_all(
     """Without anything, after examples if --few-shot is given, and with the adapter."""
     from gemserve_train.evaluation.chats import draw_shots, read_questions
     from gemserve_train.evaluation.evaluate import evaluate
+    from gemserve_train.examples import end_token
 
-    eos_id = min(core.eos_ids, default=None)
-    if eos_id is None:
-        raise ConfigError("the model names no token that ends an answer")
+    eos_id = end_token(core.tokenizer, core.eos_ids)
     limits = {"limit": arguments.limit, "max_tokens": core.model.context_tokens - 1}
     contestants: list[tuple[str, Adapter | None, Sequence[list[dict[str, str]]]]] = [
         ("without", None, ())

@@ -126,13 +126,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("training needs the package accelerate; pip install 'gemserve[train]'")
     from gemserve.adapters.kinds import check_adaptable
     from gemserve.model.loading.loader import load
+    from gemserve_train.examples import end_token
     from gemserve_train.trainer import TrainConfig, train
 
     loaded = load(model)
     check_adaptable(loaded.model)
-    eos_id = min(loaded.eos_ids, default=None)
-    if eos_id is None:
-        raise ConfigError("the model names no token that ends an answer")
+    eos_id = end_token(loaded.tokenizer, loaded.eos_ids)
     examples, held_out = _read_examples(arguments, loaded.tokenizer, eos_id)
     settings = {
         f.name: getattr(arguments, f.name)

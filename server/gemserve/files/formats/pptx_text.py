@@ -52,6 +52,10 @@ def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
             continue
         elif event == "text" and is_text:
             paragraphs[-1] += tag
+        elif event == "start" and tag == "relIds":
+            _, diagram = parts.targets(name).get(attributes.get(":dm", ""), ("", ""))
+            if diagram in parts.names:
+                paragraphs += _diagram(parts, diagram)
         elif event == "start" and tag == "ph":
             place = attributes.get("type", "body")
         elif tag == "t":
@@ -72,6 +76,22 @@ def _shapes(parts: Parts, name: str) -> Iterator[tuple[str, str]]:
             if text:
                 yield place, text
             place, paragraphs = "", [""]
+
+
+def _diagram(parts: Parts, name: str) -> Iterator[str]:
+    """The text of each point of a SmartArt diagram. `pres`: points of its drawing, without any."""
+    words, is_read, is_text = "", False, False
+    for event, tag, attributes in events(parts.read(name), name):
+        if event == "text":
+            words += tag if is_read and is_text else ""
+        elif tag == "t":
+            is_text = event == "start"
+        elif event == "end" and tag == "p":
+            words += "\n"
+        elif event == "start" and tag == "pt":
+            words, is_read = "", attributes.get("type") != "pres"
+        elif event == "end" and tag == "pt":
+            yield " ".join(words.split())
 
 
 def _table(rows: list[list[str]]) -> Iterator[str]:

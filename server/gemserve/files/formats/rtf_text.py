@@ -39,16 +39,20 @@ _LEFT_OUT = frozenset(
     (
         *("fonttbl", "colortbl", "stylesheet", "info", "pict", "object", "header", "footer"),
         *("headerl", "headerr", "headerf", "footerl", "footerr", "footerf", "listtable"),
-        *("generator", "themedata", "datastore", "xmlnstbl", "rsidtbl", "filetbl"),
+        *("generator", "themedata", "datastore", "xmlnstbl", "rsidtbl", "filetbl", "shprslt"),
     )
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """`fallback`: how many characters follow each `\\u`, for those who do not know that."""
+    """`is_optional`: it is left out for its `\\*` alone, which is for those who do not know it.
+
+    `fallback`: how many characters follow each `\\u`, for those who do not know that.
+    """
 
     is_left_out: bool = False
+    is_optional: bool = False
     fallback: int = 1
     font: int | None = None
 
@@ -91,15 +95,27 @@ class _Reader:
                 raise Refused(f"has groups more than {MOST_DEPTH} deep in one another, the limit")
             self._groups.append(self._groups[-1])
         elif len(self._groups) > 1:
-            self._groups.pop()
+            ended = self._groups.pop()
+            if self._groups[-1].is_left_out and not ended.is_left_out:
+                self.text.append("\n")  # behind a text box
 
-    def leave_out(self) -> None:
+    def leave_out(self, *, is_optional: bool = False) -> None:
         self.flush()
-        self._groups[-1] = replace(self._groups[-1], is_left_out=True)
+        group = self._groups[-1]
+        if not (is_optional and group.is_left_out):
+            self._groups[-1] = replace(group, is_left_out=True, is_optional=is_optional)
+
+    def text_box(self) -> None:
+        """Read the group, which stands in one of a shape that begins with `\\*`."""
+        if self._groups[-1].is_optional:
+            self._groups[-1] = replace(self._groups[-1], is_left_out=False, is_optional=False)
+            self.add("\n")
 
     def word(self, name: str, number: int | None) -> None:
         if name in _LEFT_OUT:
             self.leave_out()
+        elif name == "shptxt":
+            self.text_box()
         elif name in _CHARACTERS:
             self.add(_CHARACTERS[name])
         elif name == "u" and number is not None:
@@ -144,7 +160,7 @@ def read(content: bytes) -> str:
         elif hexadecimal is not None:
             reader.add_bytes(bytes.fromhex(hexadecimal.decode()))
         elif symbol == b"*":
-            reader.leave_out()
+            reader.leave_out(is_optional=True)
         elif symbol is not None:
             reader.add(_SYMBOLS.get(symbol, ""))
         elif brace is not None:

@@ -197,7 +197,7 @@ async def test_without_time_nothing_is_found(client: httpx.AsyncClient) -> None:
     assert report["searched"]["candidates"] > 1
     assert report["searched"]["read"] == 0
     assert report["found"] is False
-    assert not report["sources"]
+    assert report["sources"] == []
 
 
 async def test_a_part_of_the_candidates_is_answered_from(

@@ -10,6 +10,7 @@ import pytest
 
 from gemserve.api.replies import large_replies
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
+from gemserve.api.replies.server_sent_events import data_event
 from gemserve.contract.events import PromptScored, TokenLogprob
 from tests.fakes import COMPLETIONS, FILTERED, FakeCore, api_over, data_of
 
@@ -65,3 +66,12 @@ def test_a_large_reply_is_the_same_json() -> None:
     content = {"a": [1.5, None, True, 'é\n"<'], "b": {"c": [], "d": {}}}
     small = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     assert to_json(content, 0) == to_json(content, MAX_ON_LOOP + 1) == small
+
+
+@pytest.mark.parametrize("num_scored", [0, MAX_ON_LOOP + 1])
+def test_an_event_is_one_line_for_readers_that_cut_at_more_than_newlines(num_scored: int) -> None:
+    """LiteLLM, which reads with httpx's lines, got pieces of JSON."""
+    content = {"t": "a\u2028b\u2029c\x85d 漢字", "e": "\\u2028"}
+    data, *rest = data_event(content, num_scored=num_scored).splitlines()
+    assert rest == [""]
+    assert json.loads(data.removeprefix("data: ")) == content

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gemserve.api.replies import large_replies
+from gemserve.api.replies.chat_format import ChatFormat
 from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 from gemserve.api.replies.server_sent_events import data_event
 from gemserve.contract.events import PromptScored, TokenLogprob
-from tests.fakes import COMPLETIONS, FILTERED, FakeCore, api_over, data_of
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, FakeCore, api_over, data_of
 
 pytestmark = pytest.mark.anyio
 NUM_TOKENS = 900
@@ -60,6 +61,24 @@ async def test_the_event_loop_builds_no_large_reply(
     loop = threading.current_thread().name
     assert len(builders) == 2
     assert loop not in builders
+
+
+async def test_a_long_answer_is_taken_apart_beside_the_event_loop(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 characters, each of which might have begun a call, held it for 0.45 s."""
+    threads: list[str] = []
+    choice = ChatFormat.choice
+
+    def taking_apart(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return choice(*given)
+
+    monkeypatch.setattr(ChatFormat, "choice", taking_apart)
+    async with api_over(FakeCore(FILTERED, "<" * 20 * MAX_ON_LOOP), tokenizer) as api:
+        reply = await api.post(CHAT)
+    assert reply.json()["choices"][0]["message"]["content"] == "<" * 20 * MAX_ON_LOOP
+    assert threads != [threading.current_thread().name]
 
 
 def test_a_large_reply_is_the_same_json() -> None:

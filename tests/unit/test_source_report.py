@@ -100,3 +100,5 @@ def test_ask_shows_five_sources(capsys: pytest.CaptureFixture[str]) -> None:
         *(f"  file{number}:1-2" for number in (7, 1, 6, 2, 5)),
         "  and 2 more",
     ]
+    ask._show_sources(replace(report, sources=()))
+    assert capsys.readouterr().err == "no sources: nothing was found\n"

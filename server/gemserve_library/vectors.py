@@ -76,6 +76,7 @@ class VectorRequests:
             priority=request.priority,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
+            begin_within_s=request.begin_within_s,
             vectors_only="queries",
             plan=plan,
         )

@@ -34,7 +34,7 @@ class OpenedLibraries(OpenedWing):
             from gemserve_library.api.excerpt_finder import LibraryExcerpts
 
             has_cache = serving.engine_config().cache_memory > 0
-            self.excerpts = LibraryExcerpts(shelf, serving.engine, has_cache=has_cache)
+            self.excerpts = LibraryExcerpts(shelf, has_cache=has_cache)
 
     def routes(self, parts: AppParts) -> Sequence[Routes]:
         from gemserve_library.api.routes import library_routes

@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
+from gemserve_dialects.openai_responses.items import Item, chat_messages
 from tests.fakes import FILTERED, FakeCore, live_server, serving_over
 
 PARAMETERS: dict[str, Any] = {
@@ -22,6 +23,8 @@ PARAMETERS: dict[str, Any] = {
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
 FORCED = (FILTERED, '{"name": "weather",', ' "arguments": {"pla', 'ce": "he', 're"}}')
 CALL = '<tool_call>{"name": "weather", "arguments": {"place": "here"}}</tool_call>'
+
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 @pytest.fixture
@@ -95,3 +98,40 @@ def test_a_refused_tool_is_a_typed_error(client: openai.OpenAI) -> None:
             model="fake", input="Hi", tools=[{"type": "web_search"}], tool_choice="required"
         )
     assert error.value.param == "tool_choice"
+
+
+def _call(call_id: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "weather", "arguments": "{}"}
+
+
+def _output(call_id: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": "17"}
+
+
+@pytest.mark.parametrize(
+    ("behind", "in_front"),
+    [
+        ([_call("a"), "Now I know.", _output("a")], ["Now I know.", _call("a"), _output("a")]),
+        (
+            ["First.", _call("a"), "Second.", _call("b"), _output("a"), _output("b")],
+            ["First.\n\nSecond.", _call("a"), _call("b"), _output("a"), _output("b")],
+        ),
+        ([_call("a"), _output("a"), "17 degrees."], None),
+    ],
+)
+def test_text_behind_a_call_is_not_between_it_and_its_result(
+    behind: list[Any], in_front: list[Any] | None
+) -> None:
+    def messages(items: list[Any]) -> list[dict[str, Any]]:
+        given = [
+            {"role": "assistant", "content": item} if isinstance(item, str) else item
+            for item in items
+        ]
+        user = {"role": "user", "content": "How warm is it?"}
+        return [message.plain for message in chat_messages(ITEMS.validate_python([user, *given]))]
+
+    found = messages(behind)
+    if in_front is not None:
+        assert found == messages(in_front)
+    roles = [message["role"] for message in found]
+    assert roles[:3] == ["user", "assistant", "tool"]

@@ -78,7 +78,7 @@ async def test_a_library_from_its_making_to_its_end(client: httpx.AsyncClient) -
     assert any("leaves at nine" in source["text"] for source in report["sources"])
     assert {source["file"] for source in report["sources"]} == {"boats/notes.md"}
     await send(client, "DELETE", "libraries/notes/files/boats/notes.md")
-    assert (await ask(client))["filter"]["sources"] is None
+    assert (await ask(client))["filter"]["sources"] == []
     await send(client, "DELETE", "libraries/notes")
     assert (await send(client, "GET", "libraries"))["data"] == []
     assert (await ask(client, 404))["error"]["code"] == "library_not_found"
@@ -118,7 +118,7 @@ async def test_another_process_may_write_while_a_server_answers(
         held = core.cache_state
         other.remove_files(["boats/notes.md"])
     other.close()
-    assert (await ask(client))["filter"]["sources"] is None
+    assert (await ask(client))["filter"]["sources"] == []
     assert core.cache_state != held  # the next search has the cache forget what is gone
     upload = await send(client, "POST", "libraries/notes/files?wait=true", json=body)
     assert upload["status"] == "ready"

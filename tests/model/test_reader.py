@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -410,21 +409,15 @@ def test_candidates_are_read_by_the_reader_one_by_one(paired: LLM, tmp_path: Pat
     planned = replace(paired.core.planner.planned(made), tenant=b"nobody else", cache_salt="salt")
     submitted: list[Request] = []
 
-    class Read:
-        def __init__(self, part: Request) -> None:
-            submitted.append(part)
-            (self.events,) = run(paired.core, {paired.core.add(part): "part"}).values()
-
-        async def __aiter__(self) -> AsyncIterator[Event]:
-            for event in self.events:
-                yield event
-
-        def cancel(self) -> None:
-            pass
+    async def read(part: Request) -> Finished:
+        submitted.append(part)
+        (events,) = run(paired.core, {paired.core.add(part): "part"}).values()
+        assert isinstance(events[-1], Finished)
+        return events[-1]
 
     ends_s = time.monotonic() + 600
-    read = asyncio.run(read_in_time(planned, Read, ends_s))  # type: ignore[arg-type]
-    assert read == {excerpt.rank for excerpt in planned.excerpts}
+    ranks = asyncio.run(read_in_time(planned, read, ends_s))
+    assert ranks == {excerpt.rank for excerpt in planned.excerpts}
     assert submitted
     assert all(part.filter.reader == "reader" for part in submitted)
     assert {(part.tenant, part.cache_salt) for part in submitted} == {(b"nobody else", "salt")}

@@ -1,12 +1,14 @@
 """Where what was kept comes from, the best first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gemserve.cli import ask
 from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.prompt_parts import Excerpt
-from gemserve.contract.reports import FilterReport, SourceReport
+from gemserve.contract.reports import FilterReport, SearchReport, SourceReport
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.filtering.source_report import report_sources
@@ -58,6 +60,15 @@ def test_where_everything_is_kept_the_best_segment_comes_first() -> None:
     assert [source.file for source in found] == ["b", "a"]
 
 
+def test_without_excerpts_it_tells_whether_anything_was_searched() -> None:
+    """A library that was still empty had null, as if there were no library."""
+    searched = SearchReport(libraries=("notes",), windows=0, tokens=0, candidates=0, read=0, ms=1.0)
+    nothing = replace(request(), excerpts=(), searched=searched)
+    assert report_sources(nothing, None) == ()
+    assert report_sources(replace(nothing, searched=None), None) is None
+    assert report_sources(replace(request(), searched=searched), ()) == ()
+
+
 def test_ask_shows_five_sources(capsys: pytest.CaptureFixture[str]) -> None:
     sources = tuple(
         SourceReport(
@@ -89,3 +100,5 @@ def test_ask_shows_five_sources(capsys: pytest.CaptureFixture[str]) -> None:
         *(f"  file{number}:1-2" for number in (7, 1, 6, 2, 5)),
         "  and 2 more",
     ]
+    ask._show_sources(replace(report, sources=()))
+    assert capsys.readouterr().err == "no sources: nothing was found\n"

@@ -24,6 +24,7 @@ from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.openapi import write_document
 from gemserve.api.outer_middleware import Counts, add_outer_middleware, add_request_id
+from gemserve.api.replies.failures import EndedEarly, failure_response
 from gemserve.api.requests.field_schemas import Json
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
@@ -195,6 +196,10 @@ def _add_error_replies(app: FastAPI, operations: Iterable[str]) -> None:
     @app.exception_handler(GemserveError)
     async def reply_to_gemserve_error(_: Request, error: GemserveError) -> JSONResponse:
         return error_response(error)
+
+    @app.exception_handler(EndedEarly)
+    async def reply_to_early_end(_: Request, error: EndedEarly) -> JSONResponse:
+        return failure_response(error.finished)
 
     @app.exception_handler(HTTPException)
     async def reply_to_http_error(http: Request, error: HTTPException) -> Response:

@@ -176,6 +176,9 @@ def _show_sources(report: FilterReport) -> None:
             first, last = source.pages
             where += f", page {first}" if first == last else f", pages {first} to {last}"
         lines[where + (f" ({source.heading})" if source.heading else "")] = None
+    if not lines:
+        print("no sources: nothing was found", file=sys.stderr)
+        return
     print("sources, the best first:", file=sys.stderr)
     for text in [*lines][:_SHOWN_SOURCES]:
         print(f"  {text}", file=sys.stderr)

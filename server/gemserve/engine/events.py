@@ -252,7 +252,7 @@ def _filtered(
         windows=None if segments is None else len(segments.plan.segments),
         cached_windows=None if segments is None else segments.num_cached,
         searched=job.request.searched,
-        sources=None if sequence.evicts else report_sources(job.request, kept, best),
+        sources=report_sources(job.request, () if sequence.evicts else kept, best),
         found=_is_found(job, coverage),
         scores=scores,
     )

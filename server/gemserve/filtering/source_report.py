@@ -20,10 +20,10 @@ def report_sources(
 
     `kept`: ascending; None: everything is kept. `best`: half-open ranges of the passages that were
     chosen, the best first. What is in none of these follows in the order in which its segment was
-    found. Returns None if the prompt has nothing of a library.
+    found. Returns None if no library was searched.
     """
     if not request.excerpts:
-        return None
+        return None if request.searched is None else ()
     positions = np.arange(len(request.prompt_ids)) if kept is None else np.asarray(kept)
     sources: list[tuple[int, int, SourceReport]] = []
     for excerpt in request.excerpts:

@@ -7,6 +7,8 @@ import { newEntry } from "./history.js";
 import { getJson, postJson, streamChunks } from "./server.js";
 
 const LAYERED = ["sieve", "gemfilter"]; // methods that choose by one layer
+const PROTECTING = ["sieve", "position", "random"]; // whose `keep` is beside what is always read
+export const LEAST = 16; // the smallest budget
 const server = { hasTemplate: true, hasProgress: false, hasHeads: false, hasAttention: false };
 
 /** Learn whether the model has a chat template, and whether the server reports its progress. */
@@ -51,11 +53,18 @@ export function requestOf(given, { model, filter }) {
   return { path: server.hasTemplate ? "v1/chat/completions" : "v1/completions", body };
 }
 
+/** The `keep` with which a method that always reads some tokens keeps as many in all. */
+export function keepOf({ kept_tokens, protected_tokens }) {
+  return Math.max(LEAST, kept_tokens - protected_tokens);
+}
+
 /** The same question, to be answered by another method from as many tokens, or from the whole. */
 export function otherOf(entry, method) {
   const { path, body } = entry.request;
+  const { report } = entry;
   const filter = { method };
-  if (method !== "none") Object.assign(filter, { keep: entry.report.kept_tokens, return_selection: true });
+  const keep = PROTECTING.includes(method) ? keepOf(report) : report.kept_tokens;
+  if (method !== "none") Object.assign(filter, { keep, return_selection: true });
   if (LAYERED.includes(method) && body.filter.layer !== undefined) filter.layer = body.filter.layer;
   if (method === "sieve") filter.fallback = false;
   if (method === "sieve" && body.filter.window !== undefined) filter.window = body.filter.window;
@@ -80,15 +89,15 @@ export async function keptWith(entry, options, signal) {
 /** Answer an entry; `update` is called whenever there is something new to show. */
 export async function answer(entry, signal, update) {
   const { document: _, question: __, ...body } = entry.request.body;
-  const tokenized = entry.isOther ? null : tokenize(body, signal);
-  tokenized?.catch(() => {}); // it is awaited below, after the reply's first chunk
+  // first, because a key may be allowed one request at a time
+  const tokenized = entry.isOther ? null : await tokenize(body, signal);
   if (server.hasProgress) body.stream_options = { include_progress: true };
   const startMs = performance.now();
   for await (const chunk of streamChunks(entry.request.path, body, signal)) {
     entry.progress = chunk.progress ?? null;
     if (chunk.filter && !entry.report) {
       const { scores, ...report } = chunk.filter;
-      if (tokenized) Object.assign(entry, await tokenized);
+      if (tokenized) Object.assign(entry, tokenized);
       entry.scores = scores;
       entry.heat = heatOf(scores);
       entry.heads = decodeHeads(scores);

@@ -164,11 +164,12 @@ export async function answer(library, given, signal) {
   }
 }
 
-function showSources({ searched, found, sources = [] }) {
+function showSources({ searched, found, sources }) {
   const read = searched ? `${words.count(searched.windows)} windows searched, ${searched.read} read. ` : "";
   const doubt = found === false ? "The question looks at no place in particular: do not trust the answer. " : "";
-  say("sourced-note", `${read}${doubt}Sources are what was kept, the best first.`);
-  $("sources").replaceChildren(...sources.map(sourceItem));
+  const kept = sources?.length ? "Sources are what was kept, the best first." : "Nothing was found.";
+  say("sourced-note", `${read}${doubt}${kept}`);
+  $("sources").replaceChildren(...(sources ?? []).map(sourceItem));
   $("sourced").scrollIntoView({ block: "nearest" }); // on a narrow screen it is below the form
 }
 

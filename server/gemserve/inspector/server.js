@@ -103,21 +103,25 @@ function gone() {
 async function* eventsOf(reader, signal) {
   const decoder = new TextDecoder();
   let parts = []; // of a line that has not ended: a long line comes in many pieces
-  for (;;) {
-    let piece;
-    try {
-      piece = await reader.read();
-    } catch (error) {
-      if (signal?.aborted) throw error;
-      throw gone();
+  try {
+    for (;;) {
+      let piece;
+      try {
+        piece = await reader.read();
+      } catch (error) {
+        if (signal?.aborted) throw error;
+        throw gone();
+      }
+      if (piece.done) return;
+      const lines = decoder.decode(piece.value, { stream: true }).split("\n");
+      parts.push(lines[0]);
+      for (const line of lines.slice(1)) {
+        const whole = parts.join("");
+        parts = [line];
+        if (whole.startsWith("data: ")) yield whole.slice(6).trimEnd();
+      }
     }
-    if (piece.done) return;
-    const lines = decoder.decode(piece.value, { stream: true }).split("\n");
-    parts.push(lines[0]);
-    for (const line of lines.slice(1)) {
-      const whole = parts.join("");
-      parts = [line];
-      if (whole.startsWith("data: ")) yield whole.slice(6).trimEnd();
-    }
+  } finally {
+    reader.cancel().catch(() => {}); // else the server goes on for a reader that has stopped
   }
 }

@@ -1,6 +1,6 @@
 // Shows one question's prompt: what was kept, for the answer or for another budget.
 
-import { keptWith } from "./asking.js";
+import { keepOf, keptWith, LEAST } from "./asking.js";
 import { Choices } from "./choices.js";
 import { keptOf } from "./differences.js";
 import { DocumentView } from "./document_view.js";
@@ -62,13 +62,13 @@ export function showReply() {
   expect(null);
   const kept = keptOf(report, entry.starts.length);
   show({ kept, count: report.kept_tokens, strength: heat(), isReply: true });
-  setSlider(report.kept_tokens);
+  setSlider(keepOf(report));
 }
 
 /** Ask the server what this budget and these heads keep, and show it; the text stays until then. */
 async function showChoice() {
   const { entry, chosenHeads } = state;
-  const budget = state.budget ?? Math.min(entry.report.kept_tokens, entry.starts.length - 1);
+  const budget = state.budget ?? Math.min(keepOf(entry.report), entry.starts.length - 1);
   const heads = pairsOf(chosenHeads);
   if (heads?.length === 0) return stay("No head is ticked, so none can choose.");
   expect(words.choiceWords(budget, heads));
@@ -157,8 +157,6 @@ function showPlace(first, last) {
 }
 
 // ---- the budget: the slider's steps are even on a scale of logarithms
-
-const LEAST = 16;
 
 function budgetOf(step) {
   const n = state.entry.starts.length;

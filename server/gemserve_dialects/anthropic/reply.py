@@ -9,7 +9,6 @@ from functools import partial
 
 from anyio import to_thread
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
@@ -24,12 +23,14 @@ from gemserve.api.replies.failures import (
     failure_response,
     is_failure,
 )
+from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
 from gemserve.api.replies.server_sent_events import event_stream_with, named_event
 from gemserve.api.replies.token_counts import (
     answer_headers,
     cached_tokens_of,
     filter_object,
+    num_parts,
 )
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve.contract.reports import FilterReport
@@ -71,7 +72,7 @@ async def anthropic_reply(
         return failure_response(finished)
     if answer.cites:
         await to_thread.run_sync(find_citations)
-    return JSONResponse(answer.message, headers=answer.headers())
+    return await json_reply(lambda: answer.message, answer.headers(), answer.num_parts)
 
 
 class _MessageInProgress:
@@ -127,6 +128,14 @@ class _MessageInProgress:
         return answer_headers([] if self.report is None else [self.report], [self._request])
 
     @property
+    def num_parts(self) -> int:
+        """See `num_parts` of reports."""
+        return 0 if self.report is None else num_parts(self._shown(self.report))
+
+    def _shown(self, report: FilterReport) -> FilterReport:
+        return report if self._shows_selection else replace(report, selection=None)
+
+    @property
     def message(self) -> Message:
         """The message with all that is known. Its content is there once it is whole."""
         finished = self.finished
@@ -144,10 +153,7 @@ class _MessageInProgress:
         if self.has_context_management:
             message["context_management"] = {"applied_edits": []}
         if self.report is not None:
-            shown = self.report
-            if not self._shows_selection:
-                shown = replace(shown, selection=None)
-            message["filter"] = filter_object(shown)
+            message["filter"] = filter_object(self._shown(self.report))
         return message
 
     @property
@@ -199,8 +205,16 @@ async def _events(
             if isinstance(event, Finished) and is_failure(event):
                 yield _failure_event(event, request_id)
                 return
-            for written in _written(event, changes, answer):
-                yield named_event(written)
+            num_scored = answer.num_parts if isinstance(event, Filtered) else 0
+            following = partial(_next, _written(event, changes, answer), num_scored)
+            while (text := await build(following, num_scored)) is not None:
+                yield text
+
+
+def _next(written: Iterator[AnyEvent], num_scored: int) -> str | None:
+    """The text of the next event; None: there is no other."""
+    content = next(written, None)
+    return None if content is None else named_event(content, num_scored=num_scored)
 
 
 def _failure_event(finished: Finished, request_id: str) -> str:

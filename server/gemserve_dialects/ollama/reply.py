@@ -23,8 +23,9 @@ from gemserve.api.replies.failures import (
     finish_reason,
     is_failure,
 )
+from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.server_sent_events import event_stream_with
-from gemserve.api.replies.token_counts import filter_object, token_headers
+from gemserve.api.replies.token_counts import filter_object, num_parts, token_headers
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve.contract.reports import FilterReport
 from gemserve_dialects.ollama.body import AnsweredBody, OllamaChatBody
@@ -51,7 +52,7 @@ async def ollama_reply(
     finished = answer.finished or ABORTED
     if is_failure(finished) or answer.report is None:
         return failure_response(finished)
-    return JSONResponse(answer.whole(), headers=answer.headers())
+    return await json_reply(answer.whole, answer.headers(), answer.num_parts)
 
 
 def loaded(body: AnsweredBody) -> Response:
@@ -96,6 +97,11 @@ class _Answer:
     def headers(self) -> dict[str, str]:
         """The headers that say what was kept; none until it is known."""
         return {} if self.report is None else token_headers([self.report])
+
+    @property
+    def num_parts(self) -> int:
+        """See `num_parts` of reports."""
+        return 0 if self.report is None else num_parts(self.report)
 
     def line(
         self,
@@ -162,7 +168,7 @@ async def _lines(reader: EventReader, answer: _Answer) -> AsyncGenerator[str]:
             _, event = arrival
             changes = answer.add(event)
             if isinstance(event, Filtered):
-                yield _written(answer.with_filter())
+                yield await build(lambda: _written(answer.with_filter()), answer.num_parts)
             if isinstance(event, Finished) and is_failure(event):
                 yield _failure_line(event)
                 return

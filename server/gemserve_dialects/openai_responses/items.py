@@ -239,19 +239,22 @@ Item = Annotated[
 
 
 def chat_messages(items: Sequence[Item]) -> list[Message]:
-    """The items as messages of a chat. A call belongs to the assistant's message before it."""
+    """The items as messages of a chat.
+
+    A call belongs to the assistant's message before it, and so does the text behind a call: the
+    call's result must follow it.
+    """
     _check_last_turn(items)
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
-            content = _text_of(item.content)
-            messages.append(Message.model_construct(role=item.role, content=content))
+            _add_text(messages, item.role, _text_of(item.content))
         elif isinstance(item, (FunctionCall, CustomToolCall, ToolSearchCall)):
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message.model_construct(role="assistant", content=""))
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), chat_call(item)]
         elif isinstance(item, HostedItem):
-            messages.append(Message.model_construct(role="assistant", content=item.text))
+            _add_text(messages, "assistant", item.text)
         elif isinstance(item, CallOutput):
             messages.append(_result(item.call_id, _text_of(item.output)))
         elif isinstance(item, ToolSearchOutput):
@@ -259,6 +262,14 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
             text = f"You can call {', '.join(names)}." if names else "No tool was found."
             messages.append(_result(item.call_id, text))
     return paired(messages)
+
+
+def _add_text(messages: list[Message], role: str, text: str) -> None:
+    """Add a message, or its text to the last one if that has called tools."""
+    if role == "assistant" and messages and messages[-1].tool_calls:
+        messages[-1].content = "\n\n".join(filter(None, (messages[-1].text, text)))
+    else:
+        messages.append(Message.model_construct(role=role, content=text))
 
 
 def _check_last_turn(items: Sequence[Item]) -> None:

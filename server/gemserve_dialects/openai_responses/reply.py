@@ -72,13 +72,7 @@ async def _events(
             changes = [] if arrival is None else answer.add(arrival[1])
             if not is_created:
                 is_created = True
-                yield named_event(
-                    {
-                        "type": "response.created",
-                        "sequence_number": next(numbers),
-                        "response": answer.unfinished_response,
-                    }
-                )
+                yield await build(partial(_created, answer, numbers), answer.num_scored)
             if arrival is None:
                 yield named_event(
                     {
@@ -92,12 +86,22 @@ async def _events(
             event = arrival[1]
             if progress is not None and isinstance(event, TextDelta):
                 progress.stop()
-            # what ends has the log-probabilities of all of its tokens
-            is_large = isinstance(event, Finished) or any(c.kind == "closed" for c in changes)
+            # what ends has the log-probabilities of all of its tokens, and a response its filter
+            is_large = isinstance(event, Filtered | Finished)
+            is_large |= any(c.kind == "closed" for c in changes)
             num_scored = answer.num_scored if is_large else 0
             following = partial(_next, _written(event, changes, answer, numbers), num_scored)
             while (text := await build(following, num_scored)) is not None:
                 yield text
+
+
+def _created(answer: ResponseInProgress, numbers: Iterator[int]) -> str:
+    created: AnyEvent = {
+        "type": "response.created",
+        "sequence_number": next(numbers),
+        "response": answer.unfinished_response,
+    }
+    return named_event(created, num_scored=answer.num_scored)
 
 
 def _next(written: Iterator[AnyEvent], num_scored: int) -> str | None:

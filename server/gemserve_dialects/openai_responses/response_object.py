@@ -16,6 +16,7 @@ from gemserve.api.replies.token_counts import (
     answer_headers,
     cached_tokens_of,
     filter_object,
+    num_parts,
 )
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta, TokenLogprob
 from gemserve.contract.reports import FilterReport
@@ -120,8 +121,9 @@ class ResponseInProgress:
 
     @property
     def num_scored(self) -> int:
-        """How many tokens have log-probabilities."""
-        return sum(len(part.logprobs) for part in self._parts.parts)
+        """How many tokens have log-probabilities, and parts of the filter object."""
+        num_filter = 0 if self.report is None else num_parts(self.report)
+        return num_filter + sum(len(part.logprobs) for part in self._parts.parts)
 
     def scored(self, tokens: Sequence[TokenLogprob]) -> list[ScoredToken]:
         return chat_logprobs(self._vocabulary, tokens)["content"]

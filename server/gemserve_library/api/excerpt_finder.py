@@ -10,13 +10,12 @@ from functools import partial
 from anyio import to_thread
 from fastapi import Request
 
-from gemserve.api.access.keys import tenant_of
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.api.requests.engine_requests import EngineRequests
 from gemserve.api.requests.turns import TextTurns
 from gemserve.contract.events import Finished
 from gemserve.contract.filter_options import CANDIDATES
-from gemserve.engine.worker import Engine
+from gemserve.contract.requests import Request as EngineRequest
 from gemserve.errors import RequestError
 from gemserve.prompting.encoding import num_bytes
 from gemserve_library.api.shelf import Shelf
@@ -32,7 +31,6 @@ class LibraryExcerpts:
     """
 
     shelf: Shelf
-    engine: Engine
     has_cache: bool
     searches: TextTurns = field(default_factory=TextTurns)
 
@@ -40,9 +38,9 @@ class LibraryExcerpts:
         self,
         http: Request,
         wanted: FilterBody,
-        alone: EngineRequests,
+        alone: EngineRequest,
         again: Callable[[int], Awaitable[EngineRequests]],
-        cache_salt: str,
+        read: Callable[[EngineRequest], Awaitable[Finished]],
     ) -> EngineRequests:
         if wanted.max_seconds is not None and not self.has_cache:
             raise RequestError(
@@ -51,27 +49,20 @@ class LibraryExcerpts:
                 param="filter.max_seconds",
             )
         began_s = time.monotonic()
-        names, tenant = wanted.libraries, tenant_of(http)
+        names, tenant = wanted.libraries, alone.tenant
         await to_thread.run_sync(self.shelf.check_names, tenant, names)
-        request = replace(alone.requests[0], tenant=tenant, cache_salt=cache_salt)
-        stream = self.engine.submit(self.shelf.requests.for_question(request))
-        try:
-            async for event in stream:
-                last = event
-        finally:
-            stream.cancel()
-        assert isinstance(last, Finished)
+        question = await read(self.shelf.requests.for_question(alone))
         candidates = wanted.candidates or CANDIDATES
-        find = partial(self.shelf.find, tenant, names, request, last, candidates)
+        find = partial(self.shelf.find, tenant, names, alone, question, candidates)
         found = await self.searches.run(http, tenant, 0, find)  # its text is paid for already
         wanted.found(found)
         length = num_bytes(found.excerpts.text)
         built = await again(length)
         if wanted.max_seconds is None or not found.excerpts.parts:
             return built
-        whole = replace(built.requests[0], tenant=tenant, cache_salt=cache_salt)
-        read = await read_in_time(whole, self.engine.submit, began_s + wanted.max_seconds)
-        if len(read) == len(found.excerpts.parts):
+        whole = replace(built.requests[0], tenant=tenant, cache_salt=alone.cache_salt)
+        ranks = await read_in_time(whole, read, began_s + wanted.max_seconds)
+        if len(ranks) == len(found.excerpts.parts):
             return built
-        wanted.found(found.only(read))
+        wanted.found(found.only(ranks))
         return await again(length)

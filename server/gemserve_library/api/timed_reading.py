@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gemserve.contract.events import Finished
 from gemserve.contract.filter_plan import Segment
 from gemserve.contract.prompt_parts import Excerpt
 from gemserve.contract.requests import Request
-from gemserve.engine.stream import Stream
 from gemserve.errors import GemserveError, RequestError
 
 _FIELD = "filter.max_seconds"
 
 
 async def read_in_time(
-    request: Request, submit: Callable[[Request], Stream], ends_s: float
+    request: Request, read: Callable[[Request], Awaitable[Finished]], ends_s: float
 ) -> frozenset[int]:
     """The ranks of the excerpts that could be read until `ends_s`, of `time.monotonic()`.
 
     `request`: planned, with all that was found. If that is short enough to be read at once, none is
-    left out. Raises `RequestError` if it is not read in segments, and `GemserveError` if the engine
-    fails or takes no more.
+    left out. `read` has the engine read a request to its end. Raises `RequestError` if it is not
+    read in segments, and `GemserveError` if the engine fails or takes no more.
     """
     ranks = frozenset(excerpt.rank for excerpt in request.excerpts)
     if request.reading is not None and request.reading.stands_for is None:
@@ -45,13 +44,13 @@ async def read_in_time(
             "found as one text",
             param=_FIELD,
         )
-    read = set[int]()
+    done = set[int]()
     for excerpt in sorted(request.excerpts, key=lambda each: each.rank):
         segments = [segment for segment in plan.segments.segments if _is_within(segment, excerpt)]
-        if segments and not await _is_read(_part(request, excerpt, segments), submit, ends_s):
+        if segments and not await _is_read(_part(request, excerpt, segments), read, ends_s):
             break
-        read.add(excerpt.rank)
-    return frozenset(read)
+        done.add(excerpt.rank)
+    return frozenset(done)
 
 
 def _is_within(segment: Segment, excerpt: Excerpt) -> bool:
@@ -76,19 +75,18 @@ def _part(request: Request, excerpt: Excerpt, segments: list[Segment]) -> Reques
     )
 
 
-async def _is_read(part: Request, submit: Callable[[Request], Stream], ends_s: float) -> bool:
+async def _is_read(
+    part: Request, read: Callable[[Request], Awaitable[Finished]], ends_s: float
+) -> bool:
     """Could it be read until `ends_s`? If not, the engine is told to stop."""
     left_s = ends_s - time.monotonic()
     if left_s <= 0:
         return False
-    stream = submit(part)
     try:
         async with asyncio.timeout(left_s):
-            async for event in stream:
-                if isinstance(event, Finished) and event.segments_read is None:
-                    raise GemserveError(f"a candidate could not be read: {event.error}")
+            last = await read(part)
     except TimeoutError:
         return False
-    finally:
-        stream.cancel()
+    if last.segments_read is None:
+        raise GemserveError(f"a candidate could not be read: {last.error}")
     return True

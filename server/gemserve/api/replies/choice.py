@@ -51,6 +51,7 @@ class ReplyChoice:
     returns_ids: bool = False
     cites: bool = False
     texts: list[str] = field(default_factory=list)
+    num_chars: int = 0  # of these texts
     scored: PromptScored | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -66,7 +67,7 @@ class ReplyChoice:
     @property
     def num_scored(self) -> int:
         """How many tokens have log-probabilities, or ids and texts that take as long to write."""
-        num_texts = (len(self.echo) + sum(map(len, self.texts))) // CHARS_PER_SCORED
+        num_texts = (len(self.echo) + self.num_chars) // CHARS_PER_SCORED
         num_ids = len(self.prompt_ids) + len(self.token_ids) if self.returns_ids else 0
         num_prompt = 0 if self.scored is None else len(self.scored.logprobs)
         return len(self.logprobs) + num_prompt + num_texts + num_ids // _IDS_PER_SCORED
@@ -95,6 +96,7 @@ class ReplyChoice:
             self.scored = event
         elif isinstance(event, TextDelta):
             self.texts.append(event.text)
+            self.num_chars += len(event.text)
             self.logprobs += event.logprobs
             self.token_ids += event.token_ids
             self.completion_tokens += len(event.token_ids)
@@ -112,9 +114,14 @@ def attention_of(finished: Finished) -> AttentionExtras:
 
 
 class ChoiceFormat(Protocol[ChoiceT, PartT]):
-    """How an endpoint writes a finished choice, and the parts of one in the chunks of a stream."""
+    """How an endpoint writes a finished choice, and the parts of one in the chunks of a stream.
+
+    `chars_per_scored`: so many characters of an answer take as long to write in a finished choice
+    as a scored token.
+    """
 
     id_prefix: str
+    chars_per_scored: int
 
     def reply(
         self,

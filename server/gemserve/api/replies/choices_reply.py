@@ -22,7 +22,14 @@ from gemserve.api.replies.failures import (
 )
 from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
-from gemserve.api.replies.reply_types import ChunkExtras, PromptIds, ReplyHead, Usage
+from gemserve.api.replies.reply_types import (
+    Chat,
+    ChunkExtras,
+    Completion,
+    PromptIds,
+    ReplyHead,
+    Usage,
+)
 from gemserve.api.replies.server_sent_events import (
     DONE,
     data_event,
@@ -32,6 +39,7 @@ from gemserve.api.replies.token_counts import (
     MAX_TOKENS_HEADER,
     answer_headers,
     filter_object,
+    num_parts,
     usage_object,
 )
 from gemserve.api.requests.base_bodies import GenerationBody, StreamOptions
@@ -105,17 +113,22 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                         return failure_response(event)
                     work = partial(self.format.choice, choice, event)
                     # choices end together: their sum would hold the event loop
-                    finished[index] = await build(work, self._num_scored())
+                    num_chars = sum(choice.num_chars for choice in self.choices)
+                    num_texts = num_chars // self.format.chars_per_scored
+                    finished[index] = await build(work, self._num_scored() + num_texts)
         reports = self._reports()
-        content = partial(
-            self.format.reply,
-            self.head,
-            [finished[choice.index] for choice in self.choices],
-            self._usage(),
-            [filter_object(report) for report in reports],
-            self.choices[0].prompt_extras,
-        )
-        return await json_reply(content, self.headers(), self._num_scored())
+
+        def content() -> Completion | Chat:
+            return self.format.reply(
+                self.head,
+                [finished[choice.index] for choice in self.choices],
+                self._usage(),
+                [filter_object(report) for report in reports],
+                self.choices[0].prompt_extras,
+            )
+
+        num_scored = self._num_scored() + sum(map(num_parts, reports))
+        return await json_reply(content, self.headers(), num_scored)
 
     async def chunks(
         self, options: StreamOptions, progress: ProgressReader | None
@@ -131,7 +144,7 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             extras: ChunkExtras | None = None,
             *,
             prompt: PromptIds | None = None,
-            is_small: bool = True,
+            num_scored: int = 0,
         ) -> str:
             usage: ChunkExtras = {"usage": None} if options.include_usage else {}
             if options.has_usage_everywhere:
@@ -139,19 +152,20 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
             content = self.format.chunk(
                 self.head, [part], {**usage, **(extras or {})}, prompt or {}
             )
-            return data_event(content, num_scored=0 if is_small else choice.num_scored)
+            return data_event(content, num_scored=num_scored)
 
-        def first_chunk(choice: ReplyChoice, report: FilterReport) -> str:
+        def first_chunk(choice: ReplyChoice, report: FilterReport, num_scored: int) -> str:
             return chunk(
                 choice,
                 self.format.first_part(choice),
                 {"filter": filter_object(report)},
                 prompt=choice.prompt_extras,
-                is_small=False,
+                num_scored=num_scored,
             )
 
         def prompt_chunk(choice: ReplyChoice, scored: PromptScored) -> str:
-            return chunk(choice, self.format.prompt_part(choice, scored), is_small=False)
+            part = self.format.prompt_part(choice, scored)
+            return chunk(choice, part, num_scored=choice.num_scored)
 
         def idle_chunk() -> str:
             """Of a choice that goes on: comments do not reset the timers of some clients."""
@@ -171,7 +185,9 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                 choice, event = self.choices[arrival[0]], self._shown(arrival[1])
                 choice.add(event)
                 if isinstance(event, Filtered):
-                    yield await build(partial(first_chunk, choice, event.report), choice.num_scored)
+                    num_scored = choice.num_scored + num_parts(event.report)
+                    work = partial(first_chunk, choice, event.report, num_scored)
+                    yield await build(work, num_scored)
                 elif isinstance(event, PromptScored):
                     yield await build(partial(prompt_chunk, choice, event), choice.num_scored)
                 elif isinstance(event, TextDelta):

@@ -15,6 +15,14 @@ ABORTED = Finished(reason="abort", completion_tokens=0)
 NOT_BUILT = Finished(reason="error", completion_tokens=0, error="its reply could not be built")
 
 
+class EndedEarly(Exception):
+    """A request that another one waits for was late or cancelled, and both end so."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__(finished.error)
+        self.finished = finished
+
+
 def is_failure(finished: Finished) -> bool:
     return finished.reason in ("error", "abort")
 

@@ -13,7 +13,7 @@ from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import CHARS_PER_SCORED, json_reply
 from gemserve.api.replies.reply_types import Selection
-from gemserve.api.replies.token_counts import filter_object, token_headers, usage_object
+from gemserve.api.replies.token_counts import filter_object, num_parts, token_headers, usage_object
 from gemserve.contract.events import Filtered, Finished
 from gemserve.contract.reports import FilterReport
 
@@ -43,7 +43,5 @@ async def selection_reply(
     def content() -> Selection:
         return {"filter": filter_object(shown), "text": text, "usage": usage}
 
-    # a list of ranges, and a report of each message: each takes as long to write as a score
-    num_parts = len(shown.selection or ()) + len(report.messages or ())
-    num_scored = num_parts + len(text) // CHARS_PER_SCORED
+    num_scored = num_parts(shown) + len(text) // CHARS_PER_SCORED
     return await json_reply(content, token_headers([report]), num_scored)

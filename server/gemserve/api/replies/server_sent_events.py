@@ -17,14 +17,24 @@ from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
 log = logging.getLogger("gemserve.api")
 EVENTS = "text/event-stream"
 DONE = "data: [DONE]\n\n"
+_LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in ("\u0085", "\u2028", "\u2029")}
 NO_HEADERS: Mapping[str, str] = {}
 
 
 def data_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:
     """An event. `num_scored`: see `to_json`."""
     if num_scored > MAX_ON_LOOP:
-        return f"data: {to_json(content, num_scored)}\n\n"
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+        return f"data: {_as_line(to_json(content, num_scored))}\n\n"
+    return f"data: {_as_line(json.dumps(content, ensure_ascii=False))}\n\n"
+
+
+def _as_line(text: str) -> str:
+    """JSON without the characters that end a line for some clients, and not in events."""
+    if text.isascii():
+        return text
+    for character, escaped in _LINE_ENDS.items():
+        text = text.replace(character, escaped)
+    return text
 
 
 def named_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -21,6 +21,7 @@ from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
 from gemserve.api.replies.event_reader import EventReader, Observer, Observers
+from gemserve.api.replies.failures import ABORTED, EndedEarly
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.client_timeout import Timeout, timeout_of
 from gemserve.api.requests.engine_requests import EngineRequests
@@ -33,6 +34,7 @@ from gemserve.api.requests.turns import LONG_BYTES, TextTurns
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.contract.adapters import LoadedAdapter
+from gemserve.contract.events import Finished
 from gemserve.contract.requests import Request as EngineRequest
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
@@ -85,14 +87,14 @@ class ExcerptFinder(Protocol):
         self,
         http: Request,
         wanted: FilterBody,
-        alone: EngineRequests,
+        alone: EngineRequest,
         again: Callable[[int], Awaitable[EngineRequests]],
-        cache_salt: str,
+        read: Callable[[EngineRequest], Awaitable[Finished]],
     ) -> EngineRequests:
-        """The requests with what was found. `alone`: those without.
+        """The requests with what was found. `alone`: one without, with the limit of its wait.
 
-        `again` builds them anew, after `wanted` was told of a text of so many bytes. `cache_salt`:
-        what they will have.
+        `again` builds them anew, after `wanted` was told of a text of so many bytes. `read` has the
+        engine read a request, for as long as the client waits. It raises `EndedEarly`.
         """
         ...
 
@@ -166,6 +168,8 @@ class Submitter:
                     rest = partial(build, body, request_id, adapter)
                     size = len(raw) + finder.num_chars
                     requests = await self.trials.run(partial(run, size, rest), tenant)
+                is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
+                timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
                 wanted = body.filter if isinstance(body, FilteringBody) else None
                 if wanted is not None and wanted.libraries:
                     anew = partial(build, body, request_id, requests.requests[0].adapter)
@@ -177,11 +181,14 @@ class Submitter:
                             param="filter.library",
                             code="no_libraries",
                         )
-                    requests = await self.excerpts.put_in_front(
-                        http, wanted, requests, again, _cache_salt(body)
+                    alone = replace(
+                        requests.requests[0],
+                        tenant=tenant,
+                        cache_salt=_cache_salt(body),
+                        begin_within_s=self._begin_within_s(timeout, work.waited_s),
                     )
-            is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
-            timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
+                    read = partial(self._read, http, timeout)
+                    requests = await self.excerpts.put_in_front(http, wanted, alone, again, read)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
@@ -200,9 +207,7 @@ class Submitter:
             http.scope["state"]["first_difference"] = difference  # for the log
             # of several choices, none is of use without the others
             is_alone = len(requests.requests) == 1
-            begin_within_s = timeout.ends_s - time.monotonic()
-            if self.max_wait_s is not None:  # its own text took as long as it had to
-                begin_within_s = min(begin_within_s, self.max_wait_s - work.waited_s)
+            begin_within_s = self._begin_within_s(timeout, work.waited_s)
             sendable = [
                 replace(
                     request,
@@ -252,6 +257,33 @@ class Submitter:
         if self.sharing is None:
             return self.engine.submit_all(requests), None
         return self.sharing.submit_all(requests, n)
+
+    async def _read(self, http: Request, timeout: Timeout, request: EngineRequest) -> Finished:
+        """The end of a request that another one waits for. Raises `EndedEarly`."""
+        reader = EventReader(
+            http,
+            [self.engine.submit(request)],
+            [Observers()],
+            keep_alive_s=self.keep_alive_s,
+            timeout=timeout,
+            count_late=self._count_late,
+            count_unbuilt=partial(self.metrics.internal_errors.count, "request"),
+        )
+        last = ABORTED
+        async with aclosing(reader.events()) as arrivals:
+            async for _, event in arrivals:
+                last = event if isinstance(event, Finished) else last
+        if last.late is not None or last.reason == "abort":
+            raise EndedEarly(last)
+        return last
+
+    def _begin_within_s(self, timeout: Timeout, waited_s: float) -> float:
+        """Within how many seconds the engine must begin. `waited_s`: so long its text has waited.
+
+        The work on its own text took as long as it had to.
+        """
+        left_s = timeout.ends_s - time.monotonic()
+        return left_s if self.max_wait_s is None else min(left_s, self.max_wait_s - waited_s)
 
     def check_room(self, tenant: bytes) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""

@@ -225,7 +225,8 @@ class RequestTrace:
         if end.reason == "error":
             if end.late != "not_begun":  # which is a refusal
                 self._span.set_status(Status(StatusCode.ERROR))
-            self._span.set_attribute("error.type", _ERROR_TYPES.get(end.late, "engine_error"))
+            error_type = "engine_error" if end.late is None else _ERROR_TYPES[end.late]
+            self._span.set_attribute("error.type", error_type)
         if self._num_open:
             return
         output = sum(end.completion_tokens for end in self._ends)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -143,6 +147,16 @@ def test_a_schema_s_size_is_limited(grammars: Grammars) -> None:
         grammars.matcher(grammar(big))
 
 
+def test_a_schema_that_is_too_large_is_not_remembered(tokenizer: Any) -> None:
+    """320 of ten megabytes each stayed in memory."""
+    grammars = Grammars(tokenizer, vocab_size=PADDED_VOCAB, end_ids=END)
+    given = Grammar("x" * 10**7)
+    for use in (grammars.known, grammars.try_out, grammars.matcher):
+        with pytest.raises(InvalidGrammar, match=str(MAX_GRAMMAR_BYTES)):
+            use(given)
+    assert not grammars._known
+
+
 def test_many_properties_are_no_error_after_the_first_brace(
     tokenizer: Any, grammars: Grammars
 ) -> None:
@@ -224,6 +238,26 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
         with pytest.raises(InvalidGrammar, match="too long"):
             grammars.matcher(grammar({"const": "never"}))
     assert len(tried) == 1
+
+
+def test_a_refusal_holds_no_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error that was raised again kept the frames it had gone through, and what they had."""
+
+    def refuse(*_: object) -> None:
+        raise InvalidGrammar("takes too long to compile")
+
+    monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)
+    given = grammar({"const": "refused"})
+
+    def ask(use: Callable[[Grammar], object]) -> weakref.ref[set[str]]:
+        body = {"a request's body"}
+        with suppress(InvalidGrammar):
+            use(given)
+        return weakref.ref(body)
+
+    bodies = [ask(use) for use in (grammars.try_out, grammars.known, grammars.matcher)]
+    gc.collect()
+    assert [body() for body in bodies] == [None] * 3
 
 
 def test_a_tokenizer_that_cannot_be_read_is_no_crash() -> None:

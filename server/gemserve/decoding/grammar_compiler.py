@@ -62,14 +62,18 @@ class Vocabulary:
         return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.end_ids) or None)
 
 
+def check_size(*texts: str) -> None:
+    """Raise `InvalidGrammar` if a grammar's texts are too large together."""
+    size = sum(len(text.encode()) for text in texts)
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
+
+
 def check(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """Prove that compiling a grammar ends soon. Raises `InvalidGrammar`, `SchemasBusy`.
 
     Takes 0.1 s for an ordinary one, at most `_CPU_S` seconds, and the time of the tables.
     """
-    size = len(grammar.text.encode()) + len((grammar.calls or "").encode())
-    if size > MAX_GRAMMAR_BYTES:
-        raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
     command = [sys.executable, "-P", "-m", __name__]
     # with a thread per processor, numpy alone reserves more than the limit on memory
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -226,6 +226,12 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     assert len(checked) == 1
 
 
+def test_29_february_is_a_date_in_leap_years(tokenizer: Any, grammars: Grammars) -> None:
+    schema = grammar(prepare_schema({"type": "string", "format": "date"}, is_strict=True))
+    for text, fits in (("2024-02-29", True), ("2023-02-29", False), ("2000-02-29", True)):
+        assert write(tokenizer, grammars.matcher(schema), f'"{text}"') == fits
+
+
 def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 

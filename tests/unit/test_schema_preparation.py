@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
+from datetime import date
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -130,6 +133,23 @@ def test_dates_are_ones_that_libraries_read(name: str, good: list[str], bad: lis
     for text in bad:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(text, done)
+
+
+def test_the_days_of_a_calendar_are_dates() -> None:
+    """No answer could be 29 February."""
+    pattern = re.compile(prepared({"type": "string", "format": "date"})["pattern"])
+    for year in (1999, 2000, 2001, 2024, 2100, 2400):
+        for month, day in product(range(14), range(33)):
+            text = f"{year}-{month:02}-{day:02}"
+            assert bool(pattern.search(text)) == is_date(text), text
+
+
+def is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def test_a_version_of_uuid_is_held() -> None:

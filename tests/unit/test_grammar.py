@@ -226,6 +226,21 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     assert len(checked) == 1
 
 
+def test_the_tokenizer_is_written_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial wrote megabytes of it as JSON, and all other threads stood still meanwhile."""
+    grammars.matcher(grammar({"const": "first"}))
+    written: list[str] = []
+    dumps = json.dumps
+
+    def recording(*given: Any, **options: Any) -> str:
+        written.append(dumps(*given, **options))
+        return written[-1]
+
+    monkeypatch.setattr(json, "dumps", recording)
+    grammars.matcher(Grammar('{"const": "second"}'))
+    assert 0 < len("".join(written)) < 1000
+
+
 def test_29_february_is_a_date_in_leap_years(tokenizer: Any, grammars: Grammars) -> None:
     schema = grammar(prepare_schema({"type": "string", "format": "date"}, is_strict=True))
     for text, fits in (("2024-02-29", True), ("2023-02-29", False), ("2000-02-29", True)):

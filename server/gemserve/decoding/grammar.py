@@ -76,7 +76,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(sorted(end_ids))
-        self._tables: tuple[Vocabulary, LLTokenizer] | None = None
+        self._tables: tuple[bytes, LLTokenizer] | None = None
         self._lock = threading.Lock()
         # of a refused grammar the reason: a raised error holds the frames that it went through
         self._known: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()
@@ -138,7 +138,8 @@ class Grammars:
             check(grammar, vocabulary)
         return compile_grammar(grammar, tables)
 
-    def _vocabulary_tables(self) -> tuple[Vocabulary, LLTokenizer]:
+    def _vocabulary_tables(self) -> tuple[bytes, LLTokenizer]:
+        """The vocabulary's JSON and the library's tables of it."""
         with self._lock:
             if self._tables is None:
                 vocabulary = Vocabulary(
@@ -147,7 +148,7 @@ class Grammars:
                     self._end_ids,
                 )
                 try:
-                    self._tables = vocabulary, vocabulary.tables()
+                    self._tables = vocabulary.to_json(), vocabulary.tables()
                 except ValueError as error:
                     raise InvalidGrammar(
                         f"this model's tokenizer cannot be held to one: {reason(str(error))}"

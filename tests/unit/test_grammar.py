@@ -216,6 +216,18 @@ def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
             assert grammars.matcher(given).allowed().any()
 
 
+def test_patterns_that_cannot_be_held_are_no_error_if_the_schema_is_not_strict(
+    tokenizer: Any, grammars: Grammars
+) -> None:
+    for pattern in (r"^\bfoo\b$", r"[\b]", r"[[]x", r"\cA\0", r"\<a\>", "(?!a)b"):
+        values = {"pattern": pattern, "type": "string"}
+        schema = {"type": "object", "patternProperties": {pattern: values}}
+        text = json.dumps(prepare_schema(schema, is_strict=False))
+        matcher = grammars.matcher(Grammar(text, is_strict=False))
+        assert write(tokenizer, matcher, '{"foo": "a"}')
+        assert not write(tokenizer, grammars.matcher(Grammar(text, is_strict=False)), '{"foo": 1')
+
+
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(

@@ -170,6 +170,16 @@ DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
         (r"(?<=a)b", False),
         (r"(a)\1", False),
         (r"(?P<x>a)\k<x>", False),
+        (r"^\bfoo\b$", False),
+        (r"a\B", False),
+        (r"a\0", False),
+        (r"\cA", False),
+        (r"\<a", False),
+        (r"[\b]", False),
+        (r"[\cA]", False),
+        (r"[a[]", False),
+        (r"\\b", True),
+        (r"[\\b\[]\[[^k<>bBc0]", True),
         (r"\(?=", True),
         (r"[(?=]", True),
         (r"[\](?=]", True),
@@ -177,10 +187,36 @@ DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
         (r"(", True),
     ],
 )
-def test_a_pattern_with_look_around_is_left_out(pattern: str, stays: bool) -> None:
+def test_a_pattern_that_cannot_be_held_is_left_out(pattern: str, stays: bool) -> None:
     schema = {"type": "string", "pattern": pattern}
     assert prepared(schema) == (schema if stays else {"type": "string"})
     assert prepared(schema, is_strict=True) == schema
+
+
+FLAG, TEXT = {"type": "boolean"}, {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({r"\bx": FLAG}, {"patternProperties": {}, "additionalProperties": FLAG}),
+        (
+            {r"\bx": FLAG, "(?!a)": TEXT, "^b": TEXT},
+            {"patternProperties": {"^b": TEXT}, "additionalProperties": {"anyOf": [FLAG, TEXT]}},
+        ),
+    ],
+)
+def test_a_pattern_of_names_that_cannot_be_held_is_left_out(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """A schema that is not strict was refused for it. The values stay what they must be."""
+    schema = {"type": "object", "patternProperties": given}
+    assert prepared(schema) == prepared(closed(schema)) == {"type": "object", **expected}
+    assert prepared(schema, is_strict=True) == closed(schema)
+    open_map = {**schema, "additionalProperties": True}
+    assert prepared(open_map) == {**open_map, "patternProperties": expected["patternProperties"]}
+    others = {**schema, "additionalProperties": {"type": "null"}}
+    assert prepared(others)["additionalProperties"]["anyOf"][0] == {"type": "null"}
 
 
 def test_pydantic_s_decimal_is_a_number() -> None:

@@ -142,3 +142,21 @@ async def test_nesting_without_end_is_no_crash(api: Api, path: str) -> None:
     nearly = await api.post(path, response_format=wanted(nested(80)))  # parsed, then refused
     assert nearly.json()["error"]["param"] == FIELD
     await api.assert_alive()
+
+
+async def test_a_schema_that_is_too_large_is_not_prepared(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten megabytes were walked through before they were refused."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("prepared")
+
+    monkeypatch.setattr("gemserve.api.requests.answer_format.prepare_schema", never)
+    schema = {"enum": ["x" * 65536]}
+    reply = await api.post(CHAT, response_format=wanted(schema))
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    replies = [reply, await api.post(CHAT, tools=[tool], tool_choice="required")]
+    for reply, field in zip(replies, (FIELD, "tools.0.function.parameters"), strict=True):
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+        assert "65536" in reply.json()["error"]["message"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -143,6 +147,16 @@ def test_a_schema_s_size_is_limited(grammars: Grammars) -> None:
         grammars.matcher(grammar(big))
 
 
+def test_a_schema_that_is_too_large_is_not_remembered(tokenizer: Any) -> None:
+    """320 of ten megabytes each stayed in memory."""
+    grammars = Grammars(tokenizer, vocab_size=PADDED_VOCAB, end_ids=END)
+    given = Grammar("x" * 10**7)
+    for use in (grammars.known, grammars.try_out, grammars.matcher):
+        with pytest.raises(InvalidGrammar, match=str(MAX_GRAMMAR_BYTES)):
+            use(given)
+    assert not grammars._known
+
+
 def test_many_properties_are_no_error_after_the_first_brace(
     tokenizer: Any, grammars: Grammars
 ) -> None:
@@ -202,6 +216,18 @@ def test_what_cannot_be_held_is_left_out_if_the_schema_is_not_strict(
             assert grammars.matcher(given).allowed().any()
 
 
+def test_patterns_that_cannot_be_held_are_no_error_if_the_schema_is_not_strict(
+    tokenizer: Any, grammars: Grammars
+) -> None:
+    for pattern in (r"^\bfoo\b$", r"[\b]", r"[[]x", r"\cA\0", r"\<a\>", "(?!a)b"):
+        values = {"pattern": pattern, "type": "string"}
+        schema = {"type": "object", "patternProperties": {pattern: values}}
+        text = json.dumps(prepare_schema(schema, is_strict=False))
+        matcher = grammars.matcher(Grammar(text, is_strict=False))
+        assert write(tokenizer, matcher, '{"foo": "a"}')
+        assert not write(tokenizer, grammars.matcher(Grammar(text, is_strict=False)), '{"foo": 1')
+
+
 def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(
@@ -210,6 +236,27 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     for _ in range(3):
         grammars.matcher(grammar({"const": "once"}))
     assert len(checked) == 1
+
+
+def test_the_tokenizer_is_written_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial wrote megabytes of it as JSON, and all other threads stood still meanwhile."""
+    grammars.matcher(grammar({"const": "first"}))
+    written: list[str] = []
+    dumps = json.dumps
+
+    def recording(*given: Any, **options: Any) -> str:
+        written.append(dumps(*given, **options))
+        return written[-1]
+
+    monkeypatch.setattr(json, "dumps", recording)
+    grammars.matcher(Grammar('{"const": "second"}'))
+    assert 0 < len("".join(written)) < 1000
+
+
+def test_29_february_is_a_date_in_leap_years(tokenizer: Any, grammars: Grammars) -> None:
+    schema = grammar(prepare_schema({"type": "string", "format": "date"}, is_strict=True))
+    for text, fits in (("2024-02-29", True), ("2023-02-29", False), ("2000-02-29", True)):
+        assert write(tokenizer, grammars.matcher(schema), f'"{text}"') == fits
 
 
 def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +271,26 @@ def test_a_refusal_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyP
         with pytest.raises(InvalidGrammar, match="too long"):
             grammars.matcher(grammar({"const": "never"}))
     assert len(tried) == 1
+
+
+def test_a_refusal_holds_no_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error that was raised again kept the frames it had gone through, and what they had."""
+
+    def refuse(*_: object) -> None:
+        raise InvalidGrammar("takes too long to compile")
+
+    monkeypatch.setattr("gemserve.decoding.grammar.check", refuse)
+    given = grammar({"const": "refused"})
+
+    def ask(use: Callable[[Grammar], object]) -> weakref.ref[set[str]]:
+        body = {"a request's body"}
+        with suppress(InvalidGrammar):
+            use(given)
+        return weakref.ref(body)
+
+    bodies = [ask(use) for use in (grammars.try_out, grammars.known, grammars.matcher)]
+    gc.collect()
+    assert [body() for body in bodies] == [None] * 3
 
 
 def test_a_tokenizer_that_cannot_be_read_is_no_crash() -> None:

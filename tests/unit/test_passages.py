@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.filtering.kept_ranges import KeptRanges
@@ -16,7 +20,7 @@ from gemserve.filtering.passages import SHORTEST, number_passages, rank_passages
 from gemserve.filtering.sieve import Sieve
 from gemserve.filtering.word_ranks import RankedPassages
 from gemserve.prompting.prompt import chat_prompt, ids_prompt, text_prompt
-from gemserve.prompting.text_breaks import find_breaks
+from gemserve.prompting.text_breaks import find_breaks, text_of_ids
 
 
 def cut(text: str) -> list[list[str]]:
@@ -66,6 +70,36 @@ def test_token_ids_have_the_breaks_of_their_text(tokenizer: Any) -> None:
     text = "One is here. Two is there.\n\nThree: nothing.\nFour"
     prompt = text_prompt(tokenizer, text)
     assert ids_prompt(tokenizer, prompt.ids).breaks == prompt.breaks
+
+
+def test_token_ids_keep_the_blanks_that_a_decoder_leaves_out_at_a_text_s_beginning(
+    tokenizer: Any,
+) -> None:
+    """With the tokenizers of Llama 2 and Mistral all words of a prompt of ids were one."""
+    text = "The lantern hangs here. It is old. Two more!\n\nWhere is the lantern?"
+    words = [f"▁{word}" for word in re.findall(r"\w+", text)]
+    vocabulary = dict.fromkeys([tokenizer.bos_token, *".!?\n", *words, "Where"])
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    backend = Tokenizer(WordLevel(numbers, unk_token=tokenizer.bos_token))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(Regex(r"[.!?\n]"), "isolated")]
+    )
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), strip])
+    used = copy.deepcopy(tokenizer)
+    used._tokenizer = backend
+    prompt = text_prompt(used, text)
+    assert backend.decode(prompt.ids) == text
+    found, starts = text_of_ids(used, prompt.ids)
+    assert found.lstrip() == text
+    assert starts.tolist() == [low for low, _ in prompt.offsets]
+    for begin in ([], [used.bos_token_id]):
+        by_ids = ids_prompt(used, [*begin, *prompt.ids])
+        assert len(prompt.words) == len(by_ids.words) > 3
+        for ours, theirs in zip(by_ids.words, prompt.words, strict=True):
+            assert (ours - len(begin)).tolist() == theirs.tolist()
+        sentences = tuple(at - len(begin) for at in by_ids.breaks.sentences)
+        assert sentences == prompt.breaks.sentences != ()
 
 
 def sizes(numbers: Any) -> list[int]:

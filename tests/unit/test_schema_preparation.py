@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
+from datetime import date
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -132,6 +135,23 @@ def test_dates_are_ones_that_libraries_read(name: str, good: list[str], bad: lis
             jsonschema.validate(text, done)
 
 
+def test_the_days_of_a_calendar_are_dates() -> None:
+    """No answer could be 29 February."""
+    pattern = re.compile(prepared({"type": "string", "format": "date"})["pattern"])
+    for year in (1999, 2000, 2001, 2024, 2100, 2400):
+        for month, day in product(range(14), range(33)):
+            text = f"{year}-{month:02}-{day:02}"
+            assert bool(pattern.search(text)) == is_date(text), text
+
+
+def is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def test_a_version_of_uuid_is_held() -> None:
     done = prepared({"type": "string", "format": "uuid4"})
     jsonschema.validate("123e4567-e89b-42d3-a456-426614174000", done)
@@ -150,6 +170,16 @@ DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
         (r"(?<=a)b", False),
         (r"(a)\1", False),
         (r"(?P<x>a)\k<x>", False),
+        (r"^\bfoo\b$", False),
+        (r"a\B", False),
+        (r"a\0", False),
+        (r"\cA", False),
+        (r"\<a", False),
+        (r"[\b]", False),
+        (r"[\cA]", False),
+        (r"[a[]", False),
+        (r"\\b", True),
+        (r"[\\b\[]\[[^k<>bBc0]", True),
         (r"\(?=", True),
         (r"[(?=]", True),
         (r"[\](?=]", True),
@@ -157,10 +187,36 @@ DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
         (r"(", True),
     ],
 )
-def test_a_pattern_with_look_around_is_left_out(pattern: str, stays: bool) -> None:
+def test_a_pattern_that_cannot_be_held_is_left_out(pattern: str, stays: bool) -> None:
     schema = {"type": "string", "pattern": pattern}
     assert prepared(schema) == (schema if stays else {"type": "string"})
     assert prepared(schema, is_strict=True) == schema
+
+
+FLAG, TEXT = {"type": "boolean"}, {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({r"\bx": FLAG}, {"patternProperties": {}, "additionalProperties": FLAG}),
+        (
+            {r"\bx": FLAG, "(?!a)": TEXT, "^b": TEXT},
+            {"patternProperties": {"^b": TEXT}, "additionalProperties": {"anyOf": [FLAG, TEXT]}},
+        ),
+    ],
+)
+def test_a_pattern_of_names_that_cannot_be_held_is_left_out(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """A schema that is not strict was refused for it. The values stay what they must be."""
+    schema = {"type": "object", "patternProperties": given}
+    assert prepared(schema) == prepared(closed(schema)) == {"type": "object", **expected}
+    assert prepared(schema, is_strict=True) == closed(schema)
+    open_map = {**schema, "additionalProperties": True}
+    assert prepared(open_map) == {**open_map, "patternProperties": expected["patternProperties"]}
+    others = {**schema, "additionalProperties": {"type": "null"}}
+    assert prepared(others)["additionalProperties"]["anyOf"][0] == {"type": "null"}
 
 
 def test_pydantic_s_decimal_is_a_number() -> None:

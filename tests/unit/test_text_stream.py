@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 
 from gemserve.decoding.detokenize import StopMatcher, TextStream, token_offsets
 from gemserve.decoding.markers import NO_MARKERS, shown_markers
@@ -270,3 +270,33 @@ def test_a_blank_behind_broken_characters_is_kept() -> None:
     text = TextStream(SimpleNamespace(backend_tokenizer=backend), [])
     sent = [text.push(token) for token in (0, *[130] * 9, 1, 0)]
     assert "".join([*sent, text.flush()]) == "The" + "\ufffd" * 9 + " city The"
+
+
+def with_byte_fallback(words: Sequence[str]) -> Any:
+    """A tokenizer whose first 256 tokens are bytes, like Llama 2's, and whose others are `words`"""
+    every = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "▁", *words]
+    merges = [(word[0], word[1:]) for word in words if word[1:]]
+    vocabulary = {word: number for number, word in enumerate(every)}
+    backend = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    backend.decoder = like_llama_s().backend_tokenizer.decoder
+    return SimpleNamespace(backend_tokenizer=backend)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["a", "😀".encode(), "😀".encode()[:3], "▁a", "b"], "a😀\ufffd\ufffd\ufffd ab"),
+        (["é".encode() * 99, b"\x80" * 9, "b"], "é" * 99 + "\ufffd" * 9 + "b"),
+        (["é".encode(), b"\x80" * 9, "▁b"], "é" + "\ufffd" * 9 + " b"),
+        (["é".encode(), b"\x80" * 30, "b"], "é" + "\ufffd" * 30 + "b"),
+        (["a", b"\x80", "é".encode(), "b"], "a\ufffd\ufffd\ufffdb"),
+    ],
+)
+def test_bytes_of_no_character_behind_a_whole_one(pieces: list[str | bytes], expected: str) -> None:
+    """The library raised "Invalid prefix", which ended the answer, or its last byte came again."""
+    used = with_byte_fallback(["a", "b", "▁a", "▁b"])
+    number = used.backend_tokenizer.token_to_id
+    ids = [i for piece in pieces for i in (piece if isinstance(piece, bytes) else [number(piece)])]
+    sent, _ = stream(used, ids)
+    assert "".join(sent) == expected
+    assert token_offsets(used, ids)[-1] == len(expected) - len(sent[-2])

@@ -95,6 +95,7 @@ class Request:
     # where the engine notes which parts of the prompt the document cache holds, if anywhere
     notes: ReadingNotes | None = field(default=None, repr=False, compare=False)
     _array: tuple[Sequence[int], TokenArray] | None = field(default=None, repr=False, compare=False)
+    _distinct: TokenArray | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # here, because whoever makes a request is in no hurry: 128K tokens take 3 to 8 ms
@@ -105,6 +106,11 @@ class Request:
             for start in range(0, len(ids), _READ_AT_ONCE):
                 array[start : start + _READ_AT_ONCE] = ids[start : start + _READ_AT_ONCE]
             object.__setattr__(self, "_array", (self.prompt_ids, array))
+            object.__setattr__(self, "_distinct", None)
+        if self._distinct is None and self.sampling.repetition_penalty != 1:
+            ordered = np.sort(self.tokens)
+            distinct = ordered[np.diff(ordered, prepend=-1) > 0]
+            object.__setattr__(self, "_distinct", distinct)
 
     def __repr__(self) -> str:
         # a traceback with it is logged, where no prompt should be
@@ -115,6 +121,16 @@ class Request:
         """`prompt_ids` as an array, which nobody may change."""
         assert self._array is not None
         return self._array[1]
+
+    @property
+    def penalized_ids(self) -> TokenArray:
+        """The prompt's tokens, ascending and each once; none without a repetition penalty.
+
+        That one alone looks at the prompt. All choices of a request share the array.
+        """
+        if self._distinct is None or self.sampling.repetition_penalty == 1:
+            return np.zeros(0, dtype=np.int64)
+        return self._distinct
 
     @property
     def ends_when_read(self) -> bool:

@@ -52,12 +52,12 @@ class TextStream:
         self._held = ""
         self.is_stopped = False
         self.stopped_by: str | None = None
-        self._last: int | None = None  # token that had a text
+        self._last: list[int] = []  # the tokens of the last text
         self._begin()
         for token_id in before:
             self._decode(token_id)
         if self._undecoded():  # it ends amid a character, of which the answer is to show nothing
-            self._last = None
+            self._last = []
             self._begin()
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
@@ -90,8 +90,12 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._num_decoded = self._num_silent = 0  # characters of `_ids`; tokens since the last one
-        if self._last is not None:  # so that this is no beginning of a text
-            self._decode(self._last)
+        last, self._last = self._last, []
+        for token_id in last:  # so that this is no beginning of a text
+            self._decode(token_id)
+        if self._num_silent:
+            self._last = []
+            self._begin()
 
     def _decode(self, token_id: int) -> str:
         """The characters that a token makes whole. The stream reads what has made none each time.
@@ -101,19 +105,32 @@ class TextStream:
         if token_id in self._special:
             return ""
         self._ids.append(token_id)
-        new = self._stream.step(self._backend, token_id) or ""
+        pending = self._ids[-self._num_silent - 1 :]
+        try:
+            new = self._stream.step(self._backend, token_id) or ""
+        except Exception as error:  # it has no class of its own
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            # Byte fallback makes one text of all bytes in a row. If one of them is part of no
+            # character, then the characters before it, which have been sent, are none either.
+            self._last = [token_id]
+            self._begin()
+            return self._text_of(pending)
         self._num_decoded += len(new)
         if new:
-            self._last = token_id
+            self._last = pending
         self._num_silent = 0 if new else self._num_silent + 1
         if self._num_silent > _MOST_SILENT:
-            new = self._undecoded()
+            new = self._text_of(pending)
             self._begin()
         return new
 
     def _undecoded(self) -> str:
-        whole: str = self._backend.decode(self._ids, skip_special_tokens=True)
-        return whole[self._num_decoded :]
+        return self._text_of(self._ids)[self._num_decoded :]
+
+    def _text_of(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
 
     def _release(self, new: str) -> str:
         text = self._held + new

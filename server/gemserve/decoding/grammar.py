@@ -16,6 +16,7 @@ from gemserve.decoding.grammar_compiler import (
     InvalidGrammar,
     Vocabulary,
     check,
+    check_size,
     compile_grammar,
     reason,
 )
@@ -75,9 +76,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(sorted(end_ids))
-        self._tables: tuple[Vocabulary, LLTokenizer] | None = None
+        self._tables: tuple[bytes, LLTokenizer] | None = None
         self._lock = threading.Lock()
-        self._known: OrderedDict[Grammar, LLMatcher | InvalidGrammar] = OrderedDict()
+        # of a refused grammar the reason: a raised error holds the frames that it went through
+        self._known: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the grammar's start, independent of all others.
@@ -87,7 +89,10 @@ class Grammars:
         """
         if grammar.compiled is not None:
             return Matcher(grammar.compiled.deep_copy())
-        return Matcher(_usable(self._find(grammar) or self._compile_or_refuse(grammar)).deep_copy())
+        found = self._find(grammar)
+        if found is None:
+            found = self._compile_or_refuse(grammar)
+        return Matcher(_usable(found).deep_copy())
 
     def known(self, grammar: Grammar) -> Grammar:
         """The grammar in its compiled form. Never slow. Raises `InvalidGrammar`, `TrialNeeded`."""
@@ -99,23 +104,28 @@ class Grammars:
         return replace(grammar, compiled=_usable(found))
 
     def try_out(self, grammar: Grammar) -> None:
-        """Make a grammar known. Takes seconds at worst. Raises `SchemasBusy`."""
+        """Make a grammar known. Takes seconds at worst.
+
+        Raises `SchemasBusy`, and `InvalidGrammar` for one that is too large to be kept.
+        """
         if self._find(grammar) is None:
             self._compile_or_refuse(grammar)
 
-    def _find(self, grammar: Grammar) -> LLMatcher | InvalidGrammar | None:
+    def _find(self, grammar: Grammar) -> LLMatcher | str | None:
+        """What is known of a grammar. Raises `InvalidGrammar` for one that is too large."""
+        check_size(grammar.text, grammar.calls or "")
         with self._lock:
             if grammar in self._known:
                 self._known.move_to_end(grammar)
             return self._known.get(grammar)
 
-    def _compile_or_refuse(self, grammar: Grammar) -> LLMatcher | InvalidGrammar:
+    def _compile_or_refuse(self, grammar: Grammar) -> LLMatcher | str:
         """A refusal is a result, and is remembered: a bad grammar may take the longest."""
-        result: LLMatcher | InvalidGrammar
+        result: LLMatcher | str
         try:
             result = self._compile(grammar)
         except InvalidGrammar as error:
-            result = error
+            result = str(error)
         with self._lock:
             self._known[grammar] = result
             while len(self._known) > _NUM_CACHED:
@@ -128,7 +138,8 @@ class Grammars:
             check(grammar, vocabulary)
         return compile_grammar(grammar, tables)
 
-    def _vocabulary_tables(self) -> tuple[Vocabulary, LLTokenizer]:
+    def _vocabulary_tables(self) -> tuple[bytes, LLTokenizer]:
+        """The vocabulary's JSON and the library's tables of it."""
         with self._lock:
             if self._tables is None:
                 vocabulary = Vocabulary(
@@ -137,7 +148,7 @@ class Grammars:
                     self._end_ids,
                 )
                 try:
-                    self._tables = vocabulary, vocabulary.tables()
+                    self._tables = vocabulary.to_json(), vocabulary.tables()
                 except ValueError as error:
                     raise InvalidGrammar(
                         f"this model's tokenizer cannot be held to one: {reason(str(error))}"
@@ -145,7 +156,7 @@ class Grammars:
             return self._tables
 
 
-def _usable(result: LLMatcher | InvalidGrammar) -> LLMatcher:
-    if isinstance(result, InvalidGrammar):
-        raise result.with_traceback(None)
+def _usable(result: LLMatcher | str) -> LLMatcher:
+    if isinstance(result, str):
+        raise InvalidGrammar(result)
     return result

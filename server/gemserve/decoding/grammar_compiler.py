@@ -61,24 +61,36 @@ class Vocabulary:
 
         return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.end_ids) or None)
 
+    def to_json(self) -> bytes:
+        """What trials of grammars read."""
+        return json.dumps(astuple(self), ensure_ascii=False).encode()
 
-def check(grammar: Grammar, vocabulary: Vocabulary) -> None:
-    """Prove that compiling a grammar ends soon. Raises `InvalidGrammar`, `SchemasBusy`.
 
-    Takes 0.1 s for an ordinary one, at most `_CPU_S` seconds, and the time of the tables.
-    """
-    size = len(grammar.text.encode()) + len((grammar.calls or "").encode())
+def check_size(*texts: str) -> None:
+    """Raise `InvalidGrammar` if a grammar's texts are too large together."""
+    size = sum(len(text.encode()) for text in texts)
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidGrammar(f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
+
+
+def check(grammar: Grammar, vocabulary: bytes) -> None:
+    """Prove that compiling a grammar ends soon. Raises `InvalidGrammar`, `SchemasBusy`.
+
+    `vocabulary`: its JSON, which may be many megabytes, and holds up all threads while it is made.
+    Takes 0.1 s for an ordinary one, at most `_CPU_S` seconds, and the time of the tables.
+    """
     command = [sys.executable, "-P", "-m", __name__]
     # with a thread per processor, numpy alone reserves more than the limit on memory
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         with _TRIALS:
             given = astuple(replace(grammar, compiled=None))
-            trial_input = json.dumps([given, astuple(vocabulary)]).encode()
             trial = subprocess.run(
-                command, input=trial_input, capture_output=True, timeout=_WALL_S, env=environment
+                command,
+                input=json.dumps(given).encode() + b"\n" + vocabulary,
+                capture_output=True,
+                timeout=_WALL_S,
+                env=environment,
             )
     except subprocess.TimeoutExpired as error:
         raise SchemasBusy(f"the machine was too busy to compile it within {_WALL_S:g} s") from error
@@ -174,10 +186,11 @@ def reason(message: str) -> str:
 
 
 def _main() -> None:
-    """Read a grammar and a vocabulary; write what is wrong with it, or nothing."""
+    """Read a line with a grammar, and a vocabulary; write what is wrong with it, or nothing."""
     import resource
 
-    grammar, (tokenizer, size, end_ids) = json.load(sys.stdin)
+    grammar = json.loads(sys.stdin.buffer.readline())
+    tokenizer, size, end_ids = json.load(sys.stdin.buffer)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     tables = Vocabulary(tokenizer, size, tuple(end_ids)).tables()
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from gemserve.contract.prompt_parts import TokenArray
 from gemserve.contract.sampling import SamplingParams
 from gemserve.model.passes.transfer import to_device
 
@@ -14,16 +16,17 @@ class Penalties:
     """One request's penalties, and how often each token was drawn.
 
     All tokens of a vocabulary may be penalized, in each of 128 choices. So a step costs some tensor
-    operations, and no loop over tokens.
+    operations, and no loop over tokens. `prompt_ids`: ascending and each once; it is kept as it
+    is, for all choices may share it.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int]) -> None:
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int] | TokenArray) -> None:
         self._params = params
-        # the repetition penalty alone looks at the prompt
-        counted = dict.fromkeys(prompt_ids if params.repetition_penalty != 1 else ())
-        self._places = {token: place for place, token in enumerate(counted)}
+        self._prompt_ids = np.asarray(prompt_ids, dtype=np.int64)
+        self._places: dict[int, int] = {}  # of the tokens that only the answer has
         self._new: list[int] = []  # drawn since `apply` was last called
-        self._tokens: torch.Tensor | None = None  # [capacity], int64, in the order of `_places`
+        # those of the prompt, and behind them the others in the order of `_places`
+        self._tokens: torch.Tensor | None = None  # [capacity], int64
         self._counts: torch.Tensor | None = None  # [capacity], float64
 
     def __bool__(self) -> bool:
@@ -54,18 +57,20 @@ class Penalties:
 
     def _counted(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens that the prompt or the answer has, each once, and how often it was drawn."""
+        num_prompt = len(self._prompt_ids)
         if self._tokens is None or self._counts is None:
-            self._tokens = to_device(list(self._places), torch.long, device)
-            self._counts = torch.zeros(len(self._places), dtype=torch.float64, device=device)
+            self._tokens = to_device(self._prompt_ids, torch.long, device)
+            self._counts = torch.zeros(num_prompt, dtype=torch.float64, device=device)
         new, self._new = self._new, []
-        unknown = [token for token in dict.fromkeys(new) if token not in self._places]
-        self._places |= {token: len(self._places) + i for i, token in enumerate(unknown)}
-        if len(self._places) > len(self._tokens):  # twice the size, so that a copy is rare
-            more = max(16, len(self._places), 2 * len(self._tokens)) - len(self._tokens)
-            self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(more)])
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
         for token in new:  # one a step
-            place = self._places[token]
-            self._tokens[place] = token
+            place = int(self._prompt_ids.searchsorted(token))
+            if place == num_prompt or self._prompt_ids[place] != token:
+                place = self._places.setdefault(token, num_prompt + len(self._places))
+                if place == len(self._tokens):  # twice the size, so that a copy is rare
+                    more = max(16, len(self._tokens))
+                    self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(more)])
+                    self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
+                self._tokens[place] = token
             self._counts[place] += 1
-        return self._tokens[: len(self._places)], self._counts[: len(self._places)]
+        count = num_prompt + len(self._places)
+        return self._tokens[:count], self._counts[:count]

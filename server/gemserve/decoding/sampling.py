@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from gemserve.contract.events import TokenLogprob
+from gemserve.contract.prompt_parts import TokenArray
 from gemserve.contract.sampling import SamplingParams
 from gemserve.decoding.grammar import Matcher
 from gemserve.decoding.penalties import Penalties
@@ -39,10 +40,11 @@ class SamplerState:
     def __init__(
         self,
         params: SamplingParams,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | TokenArray,
         end_ids: frozenset[int],
         matcher: Matcher | None = None,
     ) -> None:
+        """`prompt_ids`: those that are penalized, ascending and each once."""
         self.params = params
         self.matcher = matcher
         self._generator = torch.Generator()

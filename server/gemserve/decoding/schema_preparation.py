@@ -6,7 +6,8 @@
 - Numbers get the bounds that they lack: else they get exponents of thousands, which no program
   reads, and integers get digits until `max_tokens`.
 - A `pattern` that no automaton can follow is left out, and so is a branch of an `anyOf` that has
-  one where other branches do without.
+  one where other branches do without. If it is a pattern of names, then other names may have its
+  values.
 
 The compiler itself leaves out further keywords of a schema that is not strict. Whatever fits a
 prepared schema fits the original one, but for what was left out.
@@ -24,10 +25,10 @@ _KNOWN_FORMATS = frozenset(
 )
 _HEX = "[0-9a-f]"
 _UUID = f"{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
-_DATE = (
-    "[1-9][0-9]{3}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)"
-    "|(0[13578]|1[02])-31)"
-)
+_DAY = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
+_FOURTH = "[2468][048]|[13579][26]"  # numbers that 4 divides, but for 00, 04 and 08
+_LEAP_YEAR = f"([1-9][0-9](0[48]|{_FOURTH})|({_FOURTH})00)"
+_DATE = f"([1-9][0-9]{{3}}-({_DAY})|{_LEAP_YEAR}-02-29)"
 _HOURS = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOURS}:[0-5][0-9](\\.[0-9]{{1,6}})?(Z|[+-]{_HOURS})"
 _COUNT = "[0-9]{1,4}"
@@ -98,9 +99,25 @@ def _prepare(schema: Any, stays_open: set[int], is_strict: bool) -> Any:
         prepared["additionalProperties"] = False
     _replace_format(prepared)
     _bound_numbers(prepared)
-    if not is_strict and not _is_regular(prepared.get("pattern")):
-        del prepared["pattern"]
+    if not is_strict:
+        _leave_out_patterns(prepared)
     return prepared
+
+
+def _leave_out_patterns(schema: Json) -> None:
+    if not _is_regular(schema.get("pattern")):
+        del schema["pattern"]
+    named = schema.get("patternProperties")
+    if not isinstance(named, dict):
+        return
+    left_out = [value for name, value in named.items() if not _is_regular(name)]
+    if not left_out:
+        return
+    schema["patternProperties"] = {n: value for n, value in named.items() if _is_regular(n)}
+    others = schema.get("additionalProperties", True)
+    if others is not True:
+        values = left_out if others is False else [others, *left_out]
+        schema["additionalProperties"] = values[0] if len(values) == 1 else {"anyOf": values}
 
 
 def _replace_format(schema: Json) -> None:
@@ -138,18 +155,24 @@ def _held_branches(branches: list[Any]) -> list[Any]:
 
 
 def _is_regular(pattern: object) -> bool:
-    """Does the pattern do without look-around and references back to its groups?"""
+    r"""Does the pattern do without look-around (`\b` too) and references back to its groups?
+
+    And without what the compiler reads otherwise than JSON Schema: `\0`, `\c`, `\<`, and a bracket
+    or a backspace (`\b`) within a class.
+    """
     if not isinstance(pattern, str):
         return True
     is_in_class = is_escaped = False
     for at, character in enumerate(pattern):
         if is_escaped:
-            if not is_in_class and character in "123456789k":
+            if character in "0123456789bBc" or (not is_in_class and character in "k<>"):
                 return False
             is_escaped = False
         elif character == "\\":
             is_escaped = True
         elif is_in_class:
+            if character == "[":
+                return False
             is_in_class = character != "]"
         elif character == "[":
             is_in_class = True

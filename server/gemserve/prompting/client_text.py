@@ -93,7 +93,8 @@ class _Inputs:
         spelled = {each: ranges for each, ranges in found.items() if ranges}
         if not spelled:
             return []
-        return self._find_marked(text, spelled) or [(0, len(text))]
+        marked = self._find_marked(text, spelled)
+        return [(0, len(text))] if marked is None else marked
 
     def _spelled_in(self, text: str) -> list[tuple[int, int]]:
         """The ranges of characters where `text` spells control tokens, without blanks beside."""
@@ -110,11 +111,11 @@ class _Inputs:
 
     def _find_marked(
         self, text: str, spelled: Mapping[str, list[tuple[int, int]]]
-    ) -> list[tuple[int, int]]:
+    ) -> list[tuple[int, int]] | None:
         """Render with a mark on each side of what is spelled, and read where the marks stand.
 
-        Returns nothing if the chat without its marks is not `text`: the template has looked at
-        what it was given, or has rewritten it.
+        Empty if the template shows none of it. None if the chat without its marks is not `text`:
+        the template has looked at what it was given, or has rewritten it.
         """
         nonce = f"{secrets.randbelow(10**20):020}"  # no client can send what it cannot guess
         start, end = f"\ue000{nonce}\ue001", f"\ue000{nonce}\ue002"
@@ -132,21 +133,21 @@ class _Inputs:
         except TemplateTooLarge:
             raise
         except RequestError:
-            return []
+            return None
         parts = re.split(f"({start}|{end})", rendered)
         texts, marks = parts[::2], parts[1::2]
         if "".join(texts) != text:
-            return []
+            return None
         ranges: list[tuple[int, int]] = []
         at, opened = 0, None
         for piece, mark in zip(texts, marks, strict=False):  # the last text has no mark behind it
             at += len(piece)
             if (mark == start) != (opened is None):
-                return []
+                return None
             if opened is not None:
                 ranges.append((opened, at))
             opened = at if mark == start else None
-        return ranges if opened is None else []
+        return ranges if opened is None else None
 
 
 def _show_all(places: Places, messages: Sequence[Message], text: str) -> bool:

@@ -7,11 +7,12 @@ end the user's turn and begin a system message.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gemserve.prompting.encoding import TokenOffsets, token_edges
 from gemserve.prompting.stopping import check_stopped
@@ -19,16 +20,20 @@ from gemserve.prompting.stopping import check_stopped
 _AT_ONCE = 1 << 16  # tokens that are looked at while the interpreter lock is held
 
 
-def control_ids(tokenizer: Any) -> set[int]:
+def control_ids(tokenizer: Any) -> frozenset[int]:
     """The tokens that the tokenizer calls special."""
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    return {index for index, token in added.items() if token.special}
+    return _special_ids(tokenizer.backend_tokenizer)
 
 
-def find_tokens(ids: Sequence[int], wanted: Collection[int]) -> list[int]:
+@lru_cache(maxsize=8)
+def _special_ids(backend: Any) -> frozenset[int]:
+    added = backend.get_added_tokens_decoder().items()
+    return frozenset(index for index, token in added if token.special)
+
+
+def find_tokens(ids: Sequence[int], wanted: frozenset[int]) -> list[int]:
     """Where `ids` has one of the `wanted` tokens; ascending."""
-    is_wanted = np.zeros(max(wanted, default=0) + 1, dtype=np.bool_)
-    is_wanted[list(wanted)] = True
+    is_wanted = _is_one_of(wanted)
     found: list[int] = []
     for start in range(0, len(ids), _AT_ONCE):
         check_stopped()
@@ -36,6 +41,14 @@ def find_tokens(ids: Sequence[int], wanted: Collection[int]) -> list[int]:
         is_found = is_wanted[np.minimum(part, len(is_wanted) - 1)] & (part < len(is_wanted))
         found += (start + np.flatnonzero(is_found)).tolist()
     return found
+
+
+@lru_cache(maxsize=8)
+def _is_one_of(wanted: frozenset[int]) -> npt.NDArray[np.bool_]:
+    """For each id up to the largest of them, whether it is one."""
+    is_wanted = np.zeros(max(wanted, default=0) + 1, dtype=np.bool_)
+    is_wanted[list(wanted)] = True
+    return is_wanted
 
 
 def spell_out(

@@ -140,9 +140,9 @@ def ids_prompt(tokenizer: Any, ids: Sequence[int], protect: Protect = NO_PROTECT
     has_bos = len(ids) > 0 and ids[0] == tokenizer.bos_token_id
     question = ids_question(tokenizer, ids)
     ranges = plain_ranges(len(ids), has_bos)
-    text, starts = text_of_ids(tokenizer, ids)
-    if has_bos and len(starts) > 1:  # it has no text in a plain prompt either
-        text, starts = text[starts[1] :], np.maximum(starts - starts[1], 0)
+    text, starts = text_of_ids(tokenizer, ids[int(has_bos) :])
+    if has_bos:  # it has no text in a plain prompt either
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), starts])
     breaks = find_breaks([(0, text)], starts)
     protected = with_question(tokenizer, ids, ranges, question, len(ids) - _ANSWER_TOKENS)
     return Prompt(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gemserve.contract.prompt_parts import TextBreaks
 from gemserve.prompting.enclosing_lines import find_enclosing
-from gemserve.prompting.encoding import IntArray
+from gemserve.prompting.encoding import IntArray, encode
 from gemserve.prompting.text_lines import Bools, Lines, find_lines
 
 # What a line announces with a colon, such as a list, stays with it.
@@ -51,18 +51,24 @@ def text_of_ids(tokenizer: Any, ids: Sequence[int]) -> tuple[str, IntArray]:
     Both are as if of an empty text where an id is no token.
     """
     distinct = sorted(set(ids))
+    backend = tokenizer.backend_tokenizer
+    # where a text begins, some tokenizers leave out a blank
+    before: list[int] = encode(tokenizer, "a", add_special_tokens=False).ids
+    alone = [before, list(ids[:1])]
     try:
-        backend = tokenizer.backend_tokenizer
         decoded: list[str] = backend.decode_batch(
-            [[i] for i in distinct], skip_special_tokens=False
+            [*alone, *([*before, i] for i in distinct)], skip_special_tokens=False
         )
     except OverflowError:  # an id that no tokenizer can have
         return "", np.zeros(0, dtype=np.int64)
-    text_of = dict(zip(distinct, decoded, strict=True))
+    text_before, first, *decoded = decoded
+    text_of = {i: text.removeprefix(text_before) for i, text in zip(distinct, decoded, strict=True)}
     texts: list[str] = []
     lengths: list[int] = []
     for start in range(0, len(ids), _AT_ONCE):
         part = [text_of[i] for i in ids[start : start + _AT_ONCE]]
+        if start == 0:
+            part[0] = first
         texts.append("".join(part))
         lengths += map(len, part)
     counts = np.array(lengths, dtype=np.int64)

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from gemserve.api.requests.base_bodies import GenerationBody
 from gemserve.api.requests.guided_body import GuidedBody
 from gemserve.contract.sampling import ANY_OBJECT, Grammar, GrammarKind
+from gemserve.decoding.grammar_compiler import InvalidGrammar, check_size
 from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.errors import RequestError, shown
 
@@ -35,12 +36,22 @@ class AnswerFormat:
 
     @property
     def grammar(self) -> Grammar:
+        """Raises `RequestError` if the schema is too large."""
         if self.kind != "json_schema":
             return Grammar(self.text, kind=self.kind)
         if self.schema is None:
             return ANY_OBJECT
-        schema = prepare_schema(self.schema, is_strict=self.is_strict)
+        schema = prepared(self.schema, self.field, is_strict=self.is_strict)
         return schema_grammar(schema, self.is_strict)
+
+
+def prepared(schema: dict[str, Any], field: str, *, is_strict: bool) -> dict[str, Any]:
+    """The schema to compile. Raises `RequestError` about `field` if it is too large for that."""
+    try:
+        check_size(json.dumps(schema))
+    except InvalidGrammar as error:
+        raise RequestError(f"{field}: {error}", param=field) from error
+    return prepare_schema(schema, is_strict=is_strict)
 
 
 def schema_grammar(schema: dict[str, Any], is_strict: bool) -> Grammar:

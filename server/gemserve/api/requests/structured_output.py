@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gemserve.api.requests.answer_format import AnswerFormat, schema_grammar
+from gemserve.api.requests.answer_format import AnswerFormat, prepared, schema_grammar
 from gemserve.api.requests.chat_body import Tool
 from gemserve.api.requests.tool_choice import ToolCallRules
 from gemserve.contract.sampling import Grammar
 from gemserve.decoding.grammar import Grammars
 from gemserve.decoding.grammar_compiler import InvalidGrammar
-from gemserve.decoding.schema_preparation import prepare_schema
 from gemserve.errors import RequestError
 
 
@@ -92,37 +91,39 @@ def _check_strict_tools(
         return
     for index, tool in _named(tools, rules):
         if tool.function.strict and tool.function.parameters is not None:
-            alone = schema_grammar(_arguments(index, tool), is_strict=True)
-            check_grammar(alone, grammars, rules.field(index))
+            field = rules.field(index)
+            alone = schema_grammar(_arguments(index, tool, field), is_strict=True)
+            check_grammar(alone, grammars, field)
 
 
 def _call_grammar(tools: Sequence[Tool], rules: ToolCallRules) -> Grammar:
     named = _named(tools, rules)
     # without parameters there is nothing to be strict about
     is_strict = all(t.function.strict or t.function.parameters is None for _, t in named)
-    return schema_grammar({"anyOf": [_call_schema(i, tool) for i, tool in named]}, is_strict)
+    calls = [_call_schema(index, tool, rules.field(index)) for index, tool in named]
+    return schema_grammar({"anyOf": calls}, is_strict)
 
 
 def _named(tools: Sequence[Tool], rules: ToolCallRules) -> list[tuple[int, Tool]]:
     return [(i, tool) for i, tool in enumerate(tools) if tool.function.name in rules.names]
 
 
-def _call_schema(index: int, tool: Tool) -> dict[str, Any]:
+def _call_schema(index: int, tool: Tool, field: str) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "arguments": _arguments(index, tool),
+            "arguments": _arguments(index, tool, field),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _arguments(index: int, tool: Tool) -> dict[str, Any]:
+def _arguments(index: int, tool: Tool, field: str) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         parameters = {"properties": {}}
     # with its own id, references such as #/$defs/x stay within this function's schema
     arguments = {"$id": f"urn:gemserve:tool:{index}", "type": "object", **parameters}
-    return prepare_schema(arguments, is_strict=bool(tool.function.strict))
+    return prepared(arguments, field, is_strict=bool(tool.function.strict))

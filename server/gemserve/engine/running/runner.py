@@ -149,7 +149,7 @@ class Runner:
         request = task.request
         grammar = request.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar)
-        sampler = SamplerState(request.sampling, request.prompt_ids, self._end_ids, matcher)
+        sampler = SamplerState(request.sampling, request.penalized_ids, self._end_ids, matcher)
         assert request.plan is not None
         adapted: CausalModel | None = adapter.replacement
         self._states[task.sequence] = RunnerState(

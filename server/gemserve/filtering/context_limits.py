@@ -100,7 +100,7 @@ class ContextLimits:
     def _longest(self) -> int:
         """The most tokens of a prompt of which a part is kept."""
         of_pass = self.planner.most_tokens(
-            self.params, self.protected, self.num_tokens, self._beside
+            self.params, self.protected, self.num_tokens, self._beside, self._num_positions
         )
         return self.longest if of_pass is None else min(self.longest, of_pass)
 

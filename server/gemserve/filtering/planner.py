@@ -367,8 +367,10 @@ class FilterPlanner:
         layer, size = self.calibration.layer, self.segment_size
         params = replace(params, reader="self", layer=layer, window=size)
         planned = self.planned(replace(request, filter=params, reading=None))
-        assert planned.plan is not None
-        return planned if planned.plan.reason is None else None
+        plan, longest = planned.plan, self._longest_behind(request.adapter_positions)
+        assert plan is not None
+        is_too_long = plan.segments is None and len(request.prompt_ids) > longest
+        return planned if plan.reason is None and not is_too_long else None
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
@@ -411,15 +413,16 @@ class FilterPlanner:
         query: tuple[int, ...],
         end: tuple[int, ...] = (),
         field: str = "query",
+        positions: int = 0,
     ) -> tuple[FilterParams, FilterPlan]:
         """How documents are read that are not a prompt, to tell what a query looks at in each.
 
         `tokens`: of all documents. `documents`: their half-open ranges; each is read in segments of
         its own. `anchor`: what each segment is read behind. `query`: what is asked behind each, of
         which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
-        question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
-        query's `field`, if the model's filter layers do not see enough beside it, and
-        `NotCalibrated`.
+        question; it is watched, too, if the calibration says so. `positions`: those that an adapter
+        takes, if this model reads. Raises `RequestError`, naming the query's `field`, if the
+        model's filter layers do not see enough beside it, and `NotCalibrated`.
         """
         if self.calibration.is_awaited:
             raise NotCalibrated
@@ -434,7 +437,8 @@ class FilterPlanner:
         assert selector is not None
         asked = query + (end if calibration.ends_with and len(end) <= _MOST_BEHIND else ())
         layers = tuple(selector.layers(layer, heads))
-        size = self._document_segment_size(params, layers, len(anchor) + len(asked))
+        num_beside = positions + len(anchor) + len(asked)
+        size = self._document_segment_size(params, layers, num_beside)
         if size < _LEAST_SEGMENT:
             raise RequestError(
                 f"{field}: has {len(query)} tokens, the limit of this model is "
@@ -526,56 +530,75 @@ class FilterPlanner:
         protected: Sequence[ProtectedRange],
         num_tokens: int,
         beside: int = 1,
+        positions: int = 0,
     ) -> int | None:
         """The most tokens that a prompt of `num_tokens` may have; None: it is read in segments.
 
-        `beside`: see `generated_from`.
+        `beside`: see `generated_from`. `positions`: how many of these the adapter takes.
         """
         num_protected = count_always_read(protected, num_tokens)
+        longest = self._longest_behind(positions)
         if (looking := self._looking(params)) is not self:
             most = looking.most_tokens(params, protected, num_tokens, beside)
             reason = looking._why_whole(params, num_tokens, num_protected, beside)
             if most is None or reason is None:
-                return None if most is None else min(most, self.longest_pass)
-            return self.longest_pass
-        size = self._segment_size(params)
+                return None if most is None else min(most, longest)
+            return longest
+        size = self._segment_size(params, positions)
         reason = self._why_whole(params, num_tokens, num_protected, beside)
         if size is not None and reason is None:
             documents = document_ranges(protected, (), num_tokens)
-            if self._needs_segments(documents, size, num_tokens):
+            if self._needs_segments(documents, size, num_tokens, positions):
                 return None
-        return self.longest_pass
+        return longest
 
-    def _segment_size(self, params: FilterParams) -> int | None:
-        """The most tokens of a segment; None: the prompt is read as one sequence."""
+    def _longest_behind(self, positions: int) -> int:
+        """The most tokens of a pass behind `positions` of an adapter.
+
+        A server that reads beyond the model's context does so with an adapter, too: such a model
+        has no table of positions that would end.
+        """
+        if self.longest_pass > self.context_tokens:
+            return self.longest_pass
+        return min(self.longest_pass, self.context_tokens - positions)
+
+    def _segment_size(self, params: FilterParams, positions: int = 0) -> int | None:
+        """The most tokens of a segment; None: the prompt is read as one sequence.
+
+        Segments begin behind the `positions` of an adapter, and may leave too little beside them.
+        """
         size = find_segment_size(params.window, self.calibration)
-        if not METHODS[params.method].reads_segments:
+        if size is None or not METHODS[params.method].reads_segments:
             return None
-        return None if size is None else min(size, self.context_tokens - BESIDE_SEGMENT)
+        size = min(size, self.context_tokens - BESIDE_SEGMENT - positions)
+        return None if size < _LEAST_SEGMENT and positions else size
 
     def _segments(self, request: Request) -> SegmentPlan | None:
         """The segments of a prompt that cannot be read as one sequence, or should not."""
-        size, num_tokens = self._segment_size(request.filter), len(request.prompt_ids)
+        num_tokens, positions = len(request.prompt_ids), request.adapter_positions
+        size = self._segment_size(request.filter, positions)
         if size is None:
             return None
         ranges = document_ranges(request.protected, request.question, num_tokens)
-        if not self._needs_segments(ranges, size, num_tokens):
+        if not self._needs_segments(ranges, size, num_tokens, positions):
             return None
-        anchor = request.anchor or tuple(request.prompt_ids[:1])
-        fixed = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
+        anchor, asked = request.anchor or tuple(request.prompt_ids[:1]), self._asked(request)
+        room = self.context_tokens - positions - len(anchor) - len(asked)
+        excerpts = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
+        fixed = [each for each in excerpts if each[1] - each[0] <= room]
         return SegmentPlan(
             size=size,
             anchor=anchor,
-            asked=self._asked(request),
+            asked=asked,
             segments=cut_segments(request.tokens, ranges, request.breaks, size, anchor, fixed),
         )
 
     def _needs_segments(
-        self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int
+        self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int, positions: int
     ) -> bool:
         """Do the documents not fit into one segment, or the whole prompt not into one pass?"""
         has_documents = any(start < stop for start, stop in documents)
-        is_long = num_tokens > self.longest_pass and has_documents
+        is_long = num_tokens > self._longest_behind(positions) and has_documents
         return is_long or sum(stop - start for start, stop in documents) > size
 
     def _asked(self, request: Request) -> tuple[int, ...]:

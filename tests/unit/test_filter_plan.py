@@ -451,6 +451,15 @@ def test_without_room_in_the_context_nothing_is_repeated() -> None:
             assert plan.rows == (*range(3, 9), 11, 12)
 
 
+@pytest.mark.parametrize("layer", [1, 3])
+def test_a_pass_with_its_question_again_is_no_longer_than_watched_layers_see(layer: int) -> None:
+    """The filter layer refused it: "sees only", for a prompt that it saw."""
+    for seen, is_repeated in ((NUM_TOKENS + 8, True), (NUM_TOKENS + 7, False)):
+        windows = tuple(seen if i == layer else None for i in range(5))
+        assert bool(in_front(replace(FULL, sliding_windows=windows)).repeated) == is_repeated
+    assert in_front().repeated  # what other layers see does not matter
+
+
 def test_eviction_is_refused_where_layers_have_windows() -> None:
     """Kept keys are not where a window would look for them."""
     evicting = FilterParams(method="snapkv", keep=64)

@@ -7,7 +7,7 @@ filtered. A plan is made once, before the request is queued.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
@@ -397,7 +397,9 @@ class FilterPlanner:
                 rows=tuple(range(first, num_asked)),
                 coverage_bound=calibration.window_bound if is_calibrated else bound,
             )
-        repeated = self._repeated(request) if method.repeats_question else ()
+        repeated: tuple[int, ...] = ()
+        if method.repeats_question:
+            repeated = self._repeated(request, {layer, *plan.tapped})
         if repeated:  # the question itself is read last
             question = ((num_tokens, num_tokens + len(repeated)),)
             rows = selector.rows(num_tokens + len(repeated), question, False)
@@ -615,8 +617,11 @@ class FilterPlanner:
             ranges.append((stop, num_tokens))
         return tuple(i for low, high in ranges for i in request.prompt_ids[low:high])
 
-    def _repeated(self, request: Request) -> tuple[int, ...]:
-        """The tokens of a question in front of its document, if there is room to repeat it."""
+    def _repeated(self, request: Request, layers: Collection[int]) -> tuple[int, ...]:
+        """The tokens of a question in front of its document, if there is room to repeat it.
+
+        All of the pass must be seen in these `layers`.
+        """
         num_tokens = len(request.prompt_ids)
         if not request.question:
             return ()
@@ -625,8 +630,9 @@ class FilterPlanner:
         if behind < FAR_FROM_END:
             return ()
         ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
-        has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens
-        return tuple(ids) if has_room else ()
+        seen = [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
+        room = min([self.context_tokens - request.adapter_positions, *seen])
+        return tuple(ids) if num_tokens + len(ids) <= room else ()
 
     def _why_whole(
         self, params: FilterParams, num_tokens: int, num_protected: int, beside: int

@@ -232,20 +232,31 @@ class FilterPlanner:
             return num_tokens
         return self._kept_count(params, num_tokens, num_protected)
 
-    def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
+    def check_layer_sees(
+        self,
+        params: FilterParams,
+        protected: Sequence[ProtectedRange],
+        num_tokens: int,
+        beside: int = 1,
+        positions: int = 0,
+    ) -> None:
         """Raise `RequestError` if the filter layer cannot see the start of this prompt.
 
-        The same holds for the layers of heads that the request names.
+        The same holds for the layers of heads that the request names. `beside`, `positions`: see
+        `most_tokens`.
         """
         if (looking := self._looking(params)) is not self:
-            looking.check_layer_sees(params, num_tokens)
+            looking.check_layer_sees(params, protected, num_tokens, beside)
             return
-        has_pass = METHODS[params.method].has_layer and not params.awaits_calibration
-        if not has_pass or num_tokens <= self.min_tokens:
+        num_protected = count_always_read(protected, num_tokens)
+        is_whole = self._why_whole(params, num_tokens, num_protected, beside) is not None
+        if is_whole or not METHODS[params.method].has_layer:
             return
-        size = self._segment_size(params)
+        size = self._segment_size(params, positions)
         if size is not None:
-            num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
+            documents = document_ranges(protected, (), num_tokens)
+            if self._needs_segments(documents, size, num_tokens, positions):
+                num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window == 0:
@@ -357,7 +368,8 @@ class FilterPlanner:
         """A request whose reader distrusts what it chose, as this model looks at it, with its plan.
 
         None: nobody knows when this model's own choice is to be trusted, the request names the
-        reader's heads or a size of segments, or the prompt is read whole anyway.
+        reader's heads or a size of segments, or the prompt is read whole anyway. Raises
+        `RequestError` if this model's filter layer does not see the prompt.
         """
         assert self.reader is not None
         params, of_reader = request.filter, self.reader.planner
@@ -367,10 +379,15 @@ class FilterPlanner:
         layer, size = self.calibration.layer, self.segment_size
         params = replace(params, reader="self", layer=layer, window=size)
         planned = self.planned(replace(request, filter=params, reading=None))
-        plan, longest = planned.plan, self._longest_behind(request.adapter_positions)
+        plan, num_tokens = planned.plan, len(request.prompt_ids)
+        positions = request.adapter_positions
         assert plan is not None
-        is_too_long = plan.segments is None and len(request.prompt_ids) > longest
-        return planned if plan.reason is None and not is_too_long else None
+        is_too_long = plan.segments is None and num_tokens > self._longest_behind(positions)
+        if plan.reason is not None or is_too_long:
+            return None
+        beside = request.sampling.max_tokens + positions
+        self.check_layer_sees(params, request.protected, num_tokens, beside, positions)
+        return planned
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""

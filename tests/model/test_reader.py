@@ -441,7 +441,7 @@ def test_an_adapter_is_of_the_model_that_answers() -> None:
     texts = RankedTexts(
         ids=(1, 2), ranges=((0, 2),), breaks=NO_BREAKS, query=(3,), end=(), anchor=(1,), words=()
     )
-    adapter: Any = SimpleNamespace(name="x", version="1")
+    adapter: Any = SimpleNamespace(name="x", version="1", num_positions=0)
     for reader, expected in (("reader", None), ("self", adapter)):
         params = FilterParams(method="sieve", keep=16, reader=reader)
         planner: Any = SimpleNamespace(plan_documents=lambda *_, p=params, **__: (p, None))

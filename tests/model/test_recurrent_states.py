@@ -408,7 +408,7 @@ def test_requests_that_such_models_do_not_answer(params: dict[str, Any], message
 def test_layers_of_a_request_have_attention(params: dict[str, Any], message: str) -> None:
     core, asked = core_of(), request(ids_of(1, 300))
     with pytest.raises(RequestError, match=message):
-        core.planner.check_layer_sees(replace(asked.filter, **params), 300)
+        core.planner.check_layer_sees(replace(asked.filter, **params), (), 300)
 
 
 def test_adapters_ranks_and_layers_on_the_host_are_refused(tmp_path: Any) -> None:

@@ -179,6 +179,36 @@ def test_every_part_is_found_wherever_it_stands() -> None:
     assert read["longer"] <= 4
 
 
+def test_the_pace_counts_what_is_asked_behind_cached_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside many cached segments it took reading for up to ten times as slow as it is."""
+    core, costs = core_of(tokens=400_000), list[float]()
+    monkeypatch.setattr(core._pace, "observe_pass", lambda seconds, cost: costs.append(cost))
+    document, question = ids_of(1, 3000), ids_of(2, 6)
+    totals = []
+    for ids in (document, [*document, *ids_of(3, 200)]):
+        costs.clear()
+        report, _ = answer(core, request([*ids, *question]))
+        assert report.windows is not None
+        assert report.cached_windows is not None
+        plan = core.planner.plan(request([*ids, *question]))
+        assert plan.segments is not None
+        assert len(plan.segments.groups) == 1
+        asked, shape = len(plan.segments.asked), core.model.shape
+        sizes = [len(ANCHOR) + segment.num_tokens for segment in plan.segments.segments]
+        fresh = costs[0] - sum(shape.filter_chunk(size, asked, LAYER) for size in sizes)
+        totals.append((report.windows - report.cached_windows, sizes, fresh))
+    (num_all, sizes, fresh), (num_new, longer, rest) = totals
+    assert fresh == pytest.approx(sum(core.model.shape.filter_chunk(0, s, LAYER) for s in sizes))
+    new = [size for size in longer if size not in sizes]
+    assert 0 < num_new < num_all / 4
+    assert rest == pytest.approx(sum(core.model.shape.filter_chunk(0, s, LAYER) for s in new))
+    costs.clear()
+    answer(core, request([*document, *ids_of(4, 6)]))
+    assert costs[0] == 0, "nothing is learnt where nothing is read but what is asked"
+
+
 def test_one_tenants_segments_are_not_anothers() -> None:
     core, ids = core_of(tokens=100_000), ids_of(1, 2000)
     answer(core, request(ids, tenant=b"one"))

@@ -142,7 +142,7 @@ def test_the_layer_that_filters_sees_everything(family: str) -> None:
     prompt = chat(core, *CHATS["at the end"])
     request = request_of(core, prompt, layer=2)
     with pytest.raises(RequestError, match=rf"filter\.layer=2: .* only the last {WINDOW} tokens"):
-        core.planner.check_layer_sees(request.filter, len(prompt.ids))
+        core.planner.check_layer_sees(request.filter, prompt.protected, len(prompt.ids))
 
 
 @pytest.mark.parametrize("family", SHAPES)

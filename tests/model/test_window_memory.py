@@ -24,6 +24,7 @@ from gemserve.engine.sequence.sequence import State
 from gemserve.kv_layout import LOOK_TOKENS, KVLayout
 from gemserve.model.base_model import base_of
 from gemserve.model.passes.causal_model import CausalModel
+from gemserve.model.passes.kv import KVSpan
 from tests import adapters
 from tests.architectures import families
 from tests.cores import core_over
@@ -210,6 +211,36 @@ def test_questions_at_once_are_copied_from_one_that_is_answered() -> None:
         assert tokens_of(events) == tokens_of(list(cold.run_alone(one)))
     counts = warm.cache_counts
     assert (counts.hits, counts.hit_tokens) == (3, 3000)
+
+
+def test_a_window_that_cannot_move_ends_its_sequence_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine ended, because nothing caught an allocation that failed between two steps."""
+    core = core_of("mistral", cpu_step="off")
+    asked = [whole(ids_of(100 + 10 * i, i), 40) for i in range(3)]
+    alone = [tokens_of(run(core, [one])[0]) for one in asked]
+    move, moved = KVSpan._move_on, [0]
+
+    def failing(self: KVSpan, recent: torch.Tensor, start: int, stop: int) -> int:
+        is_step = recent.dim() == 4
+        moved[0] += is_step
+        if is_step and moved[0] == 2:  # in the midst of the first that moves
+            raise torch.OutOfMemoryError("out of memory")
+        return move(self, recent, start, stop)
+
+    monkeypatch.setattr(KVSpan, "_move_on", failing)
+    events = run(core, asked)
+    ends = [each[-1] for each in events]
+    (failed,) = [end for end in ends if isinstance(end, Finished) and end.reason == "error"]
+    assert failed.error is not None
+    assert "out of memory" in failed.error
+    others = [
+        (seen, one) for seen, one in zip(events, alone, strict=True) if seen[-1] is not failed
+    ]
+    assert [tokens_of(seen) for seen, _ in others] == [one for _, one in others]
+    assert moved[0] > 4, "the others' windows have moved"
+    assert core.kv_bytes_used == 0
 
 
 def test_a_prompt_cut_off_leaves_what_is_right() -> None:

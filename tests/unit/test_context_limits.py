@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gemserve.contract.filter_options import FilterParams
-from gemserve.contract.prompt_parts import Priority, ProtectedRange
+from gemserve.contract.prompt_parts import NO_BREAKS, Priority, ProtectedRange
 from gemserve.errors import KeptTooLong, PromptTooLong
 from gemserve.filtering.context_limits import ContextLimits
+from gemserve.filtering.planner import FilterPlanner
 from tests.unit.test_document_cache import FakeAdapter
-from tests.unit.test_filter_plan import FULL, SIEVE
+from tests.unit.test_filter_plan import FULL, MEASURED, SIEVE, request
 
 INSTRUCTIONS = (ProtectedRange(0, 300, Priority.SYSTEM),)
 
@@ -105,3 +107,48 @@ def test_without_protection_a_budget_that_does_not_fit_is_alone_to_blame() -> No
         "prompt: the filter would keep 4000 of 50000 tokens, and the context has room for 3999; "
         "lower filter.keep. One token has to be left for the answer."
     )
+
+
+def test_a_filter_pass_ends_where_the_positions_that_an_adapter_leaves_end() -> None:
+    """An adapter's were not counted, and the pass read beyond the model's table of positions."""
+    adapter = Prefix("x", "1")
+    planner = replace(FULL, longest_pass=FULL.context_tokens - 1)
+
+    def limits(num_tokens: int, planner: FilterPlanner, params: FilterParams) -> ContextLimits:
+        return ContextLimits(
+            planner=planner,
+            params=params,
+            num_tokens=num_tokens,
+            protected=(),
+            longest=100_000,
+            adapter=adapter,
+        )
+
+    limits(3990, planner, SIEVE).check_prompt("prompt")
+    with pytest.raises(PromptTooLong, match="is 3990 tokens with adapter 'x'"):
+        limits(3991, planner, SIEVE).check_prompt("prompt")
+    limits(5000, FULL, SIEVE).check_prompt("prompt")  # the server reads beyond the context
+    for window, size in ((3744, 3734), (512, 512)):
+        params = replace(SIEVE, window=window)
+        limits(3991, planner, params).check_prompt("prompt")
+        plan = planner.plan(request(params, 3991, adapter=adapter))
+        assert plan.segments is not None
+        assert plan.segments.size == size
+    large = replace(planner, context_tokens=270, longest_pass=269)  # no room for a segment
+    assert large.most_tokens(replace(SIEVE, window=512), (), 400, positions=10) == 260
+
+
+def test_documents_leave_room_for_an_adapter() -> None:
+    tokens, whole = np.arange(5000), [(0, 5000)]
+    planner = replace(FULL, calibration=replace(MEASURED, window=3990))
+    sizes = [
+        plan.segments.size
+        for positions in (0, 10)
+        for _, plan in [
+            planner.plan_documents(
+                tokens, whole, NO_BREAKS, anchor=(1,), query=(2, 3), positions=positions
+            )
+        ]
+        if plan.segments is not None
+    ]
+    assert sizes == [3990, 3987]

@@ -203,16 +203,32 @@ def test_a_method_that_does_not_exist_is_named() -> None:
 
 
 def test_a_layer_that_does_not_see_the_start_is_named_before_the_queue() -> None:
-    PLANNER.check_layer_sees(SIEVE, NUM_TOKENS)
+    PLANNER.check_layer_sees(SIEVE, (), NUM_TOKENS)
     low = replace(SIEVE, layer=0)
     with pytest.raises(RequestError, match=r"filter\.layer=0: .* only the last 100 .* of 1000"):
-        PLANNER.check_layer_sees(low, NUM_TOKENS)
-    PLANNER.check_layer_sees(low, 200)  # too short to be filtered
-    PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), NUM_TOKENS)
+        PLANNER.check_layer_sees(low, (), NUM_TOKENS)
+    PLANNER.check_layer_sees(low, (), 200)  # too short to be filtered
+    PLANNER.check_layer_sees(FilterParams(method="none", keep=16, layer=0), (), NUM_TOKENS)
     headed = replace(SIEVE, heads=((1, 0), (0, 2)))
     with pytest.raises(RequestError, match=r"filter\.heads: layer 0 .* last 100 .* of 1000"):
-        PLANNER.check_layer_sees(headed, NUM_TOKENS)
-    PLANNER.check_layer_sees(headed, 200)
+        PLANNER.check_layer_sees(headed, (), NUM_TOKENS)
+    PLANNER.check_layer_sees(headed, (), 200)
+
+
+def test_a_large_window_is_no_segment_where_the_prompt_is_read_as_one_sequence() -> None:
+    """A layer that sees a segment was taken for one that sees the prompt, and its pass failed."""
+    planner = replace(PLANNER, sliding_windows=(900, None, None, None, 900))
+    instructions = (ProtectedRange(0, 480, Priority.SYSTEM),)
+    for options in ({"layer": 0}, {"heads": ((0, 1),)}):
+        params = replace(SIEVE, window=640, **options)
+        assert planner.plan(request(params, protected=instructions)).segments is None
+        with pytest.raises(RequestError, match=r"only the last 900 tokens of a prompt of 1000"):
+            planner.check_layer_sees(params, instructions, NUM_TOKENS)
+        assert planner.plan(request(params)).segments is not None
+        planner.check_layer_sees(params, (), NUM_TOKENS)
+        mostly = (ProtectedRange(0, 980, Priority.SYSTEM),)
+        assert planner.plan(request(params, protected=mostly)).reason == "mostly_protected"
+        planner.check_layer_sees(params, mostly, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -395,7 +411,7 @@ def test_until_the_model_is_calibrated_prompts_are_read_whole(method: FilterMeth
     assert params.awaits_calibration == METHODS[method].has_layer
     if method == "snapkv":  # not for a model with sliding windows
         return
-    waiting.check_layer_sees(params, NUM_TOKENS)
+    waiting.check_layer_sees(params, (), NUM_TOKENS)
     expected = "not_calibrated" if METHODS[method].has_layer else None
     expected = "disabled" if method == "none" else expected
     assert waiting.plan(request(params)).reason == expected
@@ -449,6 +465,15 @@ def test_without_room_in_the_context_nothing_is_repeated() -> None:
         assert bool(plan.repeated) == is_repeated
         if not is_repeated:
             assert plan.rows == (*range(3, 9), 11, 12)
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_a_pass_with_its_question_again_is_no_longer_than_watched_layers_see(layer: int) -> None:
+    """The filter layer refused it: "sees only", for a prompt that it saw."""
+    for seen, is_repeated in ((NUM_TOKENS + 8, True), (NUM_TOKENS + 7, False)):
+        windows = tuple(seen if i == layer else None for i in range(5))
+        assert bool(in_front(replace(FULL, sliding_windows=windows)).repeated) == is_repeated
+    assert in_front().repeated  # what other layers see does not matter
 
 
 def test_eviction_is_refused_where_layers_have_windows() -> None:

@@ -332,14 +332,17 @@ def _with_choice(read: ReadJob, kept: Kept) -> Request:
     """The request with what the reader has chosen for it."""
     request, plan = replace(read.request, reading=None, begin_within_s=math.inf), read.request.plan
     assert plan is not None
-    num_read = len(read.reading.request.prompt_ids)
-    if len(kept.positions) == num_read:
+    is_all = len(kept.positions) == len(read.reading.request.prompt_ids)
+    # what is all for a reader with other tokens may be too much here
+    is_fitting = read.stands_for is None or len(request.prompt_ids) <= plan.budget.limit
+    if is_all and (is_fitting or kept.has_failed):
         reason = None if read.filtered is None else read.filtered.report.reason
         whole = plan.having(reason=reason, num_kept=len(request.prompt_ids))
         return replace(request, plan=whole)
     if read.stands_for is not None:
         best = kept.best or as_ranges(kept.positions)
-        plan = with_choice(request, plan, best, read.stands_for, is_widened=kept.is_diffuse)
+        is_widened = kept.is_diffuse or is_all
+        plan = with_choice(request, plan, best, read.stands_for, is_widened=is_widened)
         return replace(request, plan=plan)
     plan = plan.having(
         num_kept=len(kept.ids),

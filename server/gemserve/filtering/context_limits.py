@@ -73,14 +73,17 @@ class ContextLimits:
                 param=field,
                 note=self._adapter_note(),
             )
-        self.planner.check_layer_sees(self.params, self.num_tokens)
+        self._check_layer_sees()
 
     def with_answer(self, max_tokens: int) -> ContextLimits:
         """The limits if the answer must have room for so many tokens.
 
-        A prompt that would be read whole, and leaves too little room then, is filtered.
+        A prompt that would be read whole, and leaves too little room then, is filtered. Raises
+        `RequestError` if the filter layer does not see it.
         """
-        return replace(self, answer=max_tokens)
+        limits = replace(self, answer=max_tokens)
+        limits._check_layer_sees()
+        return limits
 
     def check_answer(self, max_tokens: int, field: str, prompt_field: str) -> None:
         """Raise `RequestError`, naming `field`, if an answer of that length does not fit."""
@@ -96,11 +99,17 @@ class ContextLimits:
                 note=self._adapter_note(),
             )
 
+    def _check_layer_sees(self) -> None:
+        if not self.is_scored:
+            self.planner.check_layer_sees(
+                self.params, self.protected, self.num_tokens, self._beside, self._num_positions
+            )
+
     @property
     def _longest(self) -> int:
         """The most tokens of a prompt of which a part is kept."""
         of_pass = self.planner.most_tokens(
-            self.params, self.protected, self.num_tokens, self._beside
+            self.params, self.protected, self.num_tokens, self._beside, self._num_positions
         )
         return self.longest if of_pass is None else min(self.longest, of_pass)
 

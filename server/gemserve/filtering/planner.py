@@ -7,7 +7,7 @@ filtered. A plan is made once, before the request is queued.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gemserve.calibration.files import Calibration
@@ -232,20 +232,31 @@ class FilterPlanner:
             return num_tokens
         return self._kept_count(params, num_tokens, num_protected)
 
-    def check_layer_sees(self, params: FilterParams, num_tokens: int) -> None:
+    def check_layer_sees(
+        self,
+        params: FilterParams,
+        protected: Sequence[ProtectedRange],
+        num_tokens: int,
+        beside: int = 1,
+        positions: int = 0,
+    ) -> None:
         """Raise `RequestError` if the filter layer cannot see the start of this prompt.
 
-        The same holds for the layers of heads that the request names.
+        The same holds for the layers of heads that the request names. `beside`, `positions`: see
+        `most_tokens`.
         """
         if (looking := self._looking(params)) is not self:
-            looking.check_layer_sees(params, num_tokens)
+            looking.check_layer_sees(params, protected, num_tokens, beside)
             return
-        has_pass = METHODS[params.method].has_layer and not params.awaits_calibration
-        if not has_pass or num_tokens <= self.min_tokens:
+        num_protected = count_always_read(protected, num_tokens)
+        is_whole = self._why_whole(params, num_tokens, num_protected, beside) is not None
+        if is_whole or not METHODS[params.method].has_layer:
             return
-        size = self._segment_size(params)
+        size = self._segment_size(params, positions)
         if size is not None:
-            num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
+            documents = document_ranges(protected, (), num_tokens)
+            if self._needs_segments(documents, size, num_tokens, positions):
+                num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window == 0:
@@ -357,7 +368,8 @@ class FilterPlanner:
         """A request whose reader distrusts what it chose, as this model looks at it, with its plan.
 
         None: nobody knows when this model's own choice is to be trusted, the request names the
-        reader's heads or a size of segments, or the prompt is read whole anyway.
+        reader's heads or a size of segments, or the prompt is read whole anyway. Raises
+        `RequestError` if this model's filter layer does not see the prompt.
         """
         assert self.reader is not None
         params, of_reader = request.filter, self.reader.planner
@@ -367,8 +379,15 @@ class FilterPlanner:
         layer, size = self.calibration.layer, self.segment_size
         params = replace(params, reader="self", layer=layer, window=size)
         planned = self.planned(replace(request, filter=params, reading=None))
-        assert planned.plan is not None
-        return planned if planned.plan.reason is None else None
+        plan, num_tokens = planned.plan, len(request.prompt_ids)
+        positions = request.adapter_positions
+        assert plan is not None
+        is_too_long = plan.segments is None and num_tokens > self._longest_behind(positions)
+        if plan.reason is not None or is_too_long:
+            return None
+        beside = request.sampling.max_tokens + positions
+        self.check_layer_sees(params, request.protected, num_tokens, beside, positions)
+        return planned
 
     def _with_pass(self, plan: FilterPlan, request: Request, method: Method) -> FilterPlan:
         """The plan of a prompt that goes through the lower layers first."""
@@ -395,7 +414,9 @@ class FilterPlanner:
                 rows=tuple(range(first, num_asked)),
                 coverage_bound=calibration.window_bound if is_calibrated else bound,
             )
-        repeated = self._repeated(request) if method.repeats_question else ()
+        repeated: tuple[int, ...] = ()
+        if method.repeats_question:
+            repeated = self._repeated(request, {layer, *plan.tapped})
         if repeated:  # the question itself is read last
             question = ((num_tokens, num_tokens + len(repeated)),)
             rows = selector.rows(num_tokens + len(repeated), question, False)
@@ -411,15 +432,16 @@ class FilterPlanner:
         query: tuple[int, ...],
         end: tuple[int, ...] = (),
         field: str = "query",
+        positions: int = 0,
     ) -> tuple[FilterParams, FilterPlan]:
         """How documents are read that are not a prompt, to tell what a query looks at in each.
 
         `tokens`: of all documents. `documents`: their half-open ranges; each is read in segments of
         its own. `anchor`: what each segment is read behind. `query`: what is asked behind each, of
         which the last `MAX_QUESTION_TOKENS` are watched. `end`: what the chat template has behind a
-        question; it is watched, too, if the calibration says so. Raises `RequestError`, naming the
-        query's `field`, if the model's filter layers do not see enough beside it, and
-        `NotCalibrated`.
+        question; it is watched, too, if the calibration says so. `positions`: those that an adapter
+        takes, if this model reads. Raises `RequestError`, naming the query's `field`, if the
+        model's filter layers do not see enough beside it, and `NotCalibrated`.
         """
         if self.calibration.is_awaited:
             raise NotCalibrated
@@ -434,7 +456,8 @@ class FilterPlanner:
         assert selector is not None
         asked = query + (end if calibration.ends_with and len(end) <= _MOST_BEHIND else ())
         layers = tuple(selector.layers(layer, heads))
-        size = self._document_segment_size(params, layers, len(anchor) + len(asked))
+        num_beside = positions + len(anchor) + len(asked)
+        size = self._document_segment_size(params, layers, num_beside)
         if size < _LEAST_SEGMENT:
             raise RequestError(
                 f"{field}: has {len(query)} tokens, the limit of this model is "
@@ -526,56 +549,75 @@ class FilterPlanner:
         protected: Sequence[ProtectedRange],
         num_tokens: int,
         beside: int = 1,
+        positions: int = 0,
     ) -> int | None:
         """The most tokens that a prompt of `num_tokens` may have; None: it is read in segments.
 
-        `beside`: see `generated_from`.
+        `beside`: see `generated_from`. `positions`: how many of these the adapter takes.
         """
         num_protected = count_always_read(protected, num_tokens)
+        longest = self._longest_behind(positions)
         if (looking := self._looking(params)) is not self:
             most = looking.most_tokens(params, protected, num_tokens, beside)
             reason = looking._why_whole(params, num_tokens, num_protected, beside)
             if most is None or reason is None:
-                return None if most is None else min(most, self.longest_pass)
-            return self.longest_pass
-        size = self._segment_size(params)
+                return None if most is None else min(most, longest)
+            return longest
+        size = self._segment_size(params, positions)
         reason = self._why_whole(params, num_tokens, num_protected, beside)
         if size is not None and reason is None:
             documents = document_ranges(protected, (), num_tokens)
-            if self._needs_segments(documents, size, num_tokens):
+            if self._needs_segments(documents, size, num_tokens, positions):
                 return None
-        return self.longest_pass
+        return longest
 
-    def _segment_size(self, params: FilterParams) -> int | None:
-        """The most tokens of a segment; None: the prompt is read as one sequence."""
+    def _longest_behind(self, positions: int) -> int:
+        """The most tokens of a pass behind `positions` of an adapter.
+
+        A server that reads beyond the model's context does so with an adapter, too: such a model
+        has no table of positions that would end.
+        """
+        if self.longest_pass > self.context_tokens:
+            return self.longest_pass
+        return min(self.longest_pass, self.context_tokens - positions)
+
+    def _segment_size(self, params: FilterParams, positions: int = 0) -> int | None:
+        """The most tokens of a segment; None: the prompt is read as one sequence.
+
+        Segments begin behind the `positions` of an adapter, and may leave too little beside them.
+        """
         size = find_segment_size(params.window, self.calibration)
-        if not METHODS[params.method].reads_segments:
+        if size is None or not METHODS[params.method].reads_segments:
             return None
-        return None if size is None else min(size, self.context_tokens - BESIDE_SEGMENT)
+        size = min(size, self.context_tokens - BESIDE_SEGMENT - positions)
+        return None if size < _LEAST_SEGMENT and positions else size
 
     def _segments(self, request: Request) -> SegmentPlan | None:
         """The segments of a prompt that cannot be read as one sequence, or should not."""
-        size, num_tokens = self._segment_size(request.filter), len(request.prompt_ids)
+        num_tokens, positions = len(request.prompt_ids), request.adapter_positions
+        size = self._segment_size(request.filter, positions)
         if size is None:
             return None
         ranges = document_ranges(request.protected, request.question, num_tokens)
-        if not self._needs_segments(ranges, size, num_tokens):
+        if not self._needs_segments(ranges, size, num_tokens, positions):
             return None
-        anchor = request.anchor or tuple(request.prompt_ids[:1])
-        fixed = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
+        anchor, asked = request.anchor or tuple(request.prompt_ids[:1]), self._asked(request)
+        room = self.context_tokens - positions - len(anchor) - len(asked)
+        excerpts = [(excerpt.start, excerpt.stop) for excerpt in request.excerpts]
+        fixed = [each for each in excerpts if each[1] - each[0] <= room]
         return SegmentPlan(
             size=size,
             anchor=anchor,
-            asked=self._asked(request),
+            asked=asked,
             segments=cut_segments(request.tokens, ranges, request.breaks, size, anchor, fixed),
         )
 
     def _needs_segments(
-        self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int
+        self, documents: Sequence[tuple[int, int]], size: int, num_tokens: int, positions: int
     ) -> bool:
         """Do the documents not fit into one segment, or the whole prompt not into one pass?"""
         has_documents = any(start < stop for start, stop in documents)
-        is_long = num_tokens > self.longest_pass and has_documents
+        is_long = num_tokens > self._longest_behind(positions) and has_documents
         return is_long or sum(stop - start for start, stop in documents) > size
 
     def _asked(self, request: Request) -> tuple[int, ...]:
@@ -592,8 +634,11 @@ class FilterPlanner:
             ranges.append((stop, num_tokens))
         return tuple(i for low, high in ranges for i in request.prompt_ids[low:high])
 
-    def _repeated(self, request: Request) -> tuple[int, ...]:
-        """The tokens of a question in front of its document, if there is room to repeat it."""
+    def _repeated(self, request: Request, layers: Collection[int]) -> tuple[int, ...]:
+        """The tokens of a question in front of its document, if there is room to repeat it.
+
+        All of the pass must be seen in these `layers`.
+        """
         num_tokens = len(request.prompt_ids)
         if not request.question:
             return ()
@@ -602,8 +647,9 @@ class FilterPlanner:
         if behind < FAR_FROM_END:
             return ()
         ids = [i for start, stop in request.question for i in request.prompt_ids[start:stop]]
-        has_room = num_tokens + len(ids) + request.adapter_positions <= self.context_tokens
-        return tuple(ids) if has_room else ()
+        seen = [w for w in (self.sliding_windows[layer] for layer in layers) if w is not None]
+        room = min([self.context_tokens - request.adapter_positions, *seen])
+        return tuple(ids) if num_tokens + len(ids) <= room else ()
 
     def _why_whole(
         self, params: FilterParams, num_tokens: int, num_protected: int, beside: int

@@ -10,6 +10,7 @@ from gemserve.config import DEFAULT_KEEP
 from gemserve.contract.filter_options import MIN_KEEP, FilterOptions, FilterParams
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
+from gemserve.errors import RequestError
 from gemserve.filtering.protected_budget import count_always_read
 from gemserve.filtering.segment_cuts import document_ranges
 
@@ -78,22 +79,41 @@ class ReaderPlans:
             grammar=None,
             adapter=None,
         )
-        if self.translate is not None:
-            num_tokens = len(request.prompt_ids)
-            documents = document_ranges(request.protected, request.question, num_tokens)
-            translated = self.translate(reading, documents)
-            keep = request.filter.keep
-            if isinstance(keep, int):
-                ratio = _num_free(translated) / max(1, _num_free(request))
-                keep = max(MIN_KEEP, round(keep * ratio))
-            reading = replace(translated, filter=replace(reading.filter, keep=keep))
         # what the answer will need beside what is kept, for which the reader needs no memory
         beside = request.sampling.max_tokens + request.adapter_positions - 1
         longest = self.planner.longest_sequence - beside
-        return replace(self.planner, longest_sequence=longest).planned(reading)
+        planner = replace(self.planner, longest_sequence=longest)
+        if self.translate is None:
+            return planner.planned(reading)
+        num_tokens = len(request.prompt_ids)
+        documents = document_ranges(request.protected, request.question, num_tokens)
+        translated = self.translate(reading, documents)
+        keep, free, of_reader = request.filter.keep, _num_free(request), _num_free(translated)
+        if isinstance(keep, int):
+            keep = max(MIN_KEEP, round(keep * of_reader / max(1, free)))
+        reading = replace(translated, filter=replace(reading.filter, keep=keep))
+        # The reader's prompt has the documents alone: everything fits there if it does here.
+        room = (longest - 1 - (num_tokens - free)) * of_reader // max(1, free)
+        planner = replace(planner, longest_sequence=1 + _num_firm(translated) + room)
+        if num_tokens < longest:
+            return planner.planned(reading)
+        reading = replace(planner, min_tokens=0).planned(reading)
+        assert reading.plan is not None
+        if reading.plan.reason is not None:
+            raise RequestError(
+                f"filter.reader=reader: the prompt of {num_tokens} tokens must be filtered, and "
+                f"its documents have {of_reader} of the reader's tokens, too few to choose from; "
+                "filter.reader=self has the model itself look",
+                param="filter.reader",
+            )
+        return reading
 
 
 def _num_free(request: Request) -> int:
     """How many tokens a filter chooses from."""
-    num_tokens = len(request.prompt_ids)
-    return num_tokens - count_always_read(request.protected, num_tokens)
+    return len(request.prompt_ids) - _num_firm(request)
+
+
+def _num_firm(request: Request) -> int:
+    """How many tokens are always read."""
+    return count_always_read(request.protected, len(request.prompt_ids))

@@ -194,6 +194,7 @@ def reading_request(
         query=texts.query,
         end=texts.end,
         field=field,
+        positions=0 if adapter is None else adapter.num_positions,
     )
     return Request(
         request_id=request_id,

@@ -233,7 +233,8 @@ class Runner:
     def _decode(self, rows: Sequence[DecodeRow], logits: Logits, out: RunOutput) -> None:
         """One token of every decoding sequence: together, or one by one if that fails."""
         for row in rows:  # once, whatever is tried again
-            self._kept_kv(self._states[row.sequence], row.place).make_room(row.slot)
+            self._try(row.sequence, out, self._make_room, row)
+        rows = [row for row in rows if row.sequence not in out.failures]
         together: dict[tuple[CausalModel, bool], list[DecodeRow]] = {}
         for row in rows:
             together.setdefault(self._decoder_of(row), []).append(row)
@@ -255,6 +256,10 @@ class Runner:
             state = self._states[row.sequence]
             if state.plan.answer_layer is not None and row.sequence not in out.failures:
                 self._look(state)
+
+    def _make_room(self, row: DecodeRow) -> None:
+        """Make room for a row's token in layers with a sliding window."""
+        self._kept_kv(self._states[row.sequence], row.place).make_room(row.slot)
 
     def _decoder_of(self, row: DecodeRow) -> tuple[CausalModel, bool]:
         """The model that decodes a row, and whether it does so without layers.

@@ -435,6 +435,7 @@ class Scheduler:
             filter_layer=reading.layer,
             num_cached=sequence.num_cached,
             segments=() if arrived else reading.reads(sequence.memory.start),
+            num_asked=len(reading.plan.asked),
             arrived=tuple(zip(reading.group, arrived.summaries, strict=True)) if arrived else (),
         )
 

@@ -28,7 +28,8 @@ class Chunk:
     None: a prefill pass through all layers. `num_cached`: tokens that a filter pass has taken over.
     `rope_tokens`: positions up to the end of the longest answer, for rope that depends on length.
     `segments`: what a filter pass reads that goes over segments; its tokens count from the first
-    segment on. `arrived`: what another engine has read instead, by the segments' indexes.
+    segment on. `num_asked`: tokens that are read behind each of them, also behind those that are
+    cached. `arrived`: what another engine has read instead, by the segments' indexes.
     """
 
     sequence: int
@@ -40,6 +41,7 @@ class Chunk:
     num_cached: int = 0
     rope_tokens: int = 0
     segments: tuple[SegmentRead, ...] = ()
+    num_asked: int = 0
     arrived: tuple[tuple[int, SummaryArrays], ...] = ()
 
     @property
@@ -47,12 +49,16 @@ class Chunk:
         return self.filter_layer is not None
 
     def cost(self, shape: ModelShape) -> float:
-        """FLOPs of this chunk's forward pass."""
+        """FLOPs of this chunk's forward pass; 0 if all of its segments are known."""
         if self.arrived:
             return 0.0
         if self.filter_layer is not None and self.segments:
+            layer, counts = self.filter_layer, [read.text.count for read in self.segments]
             fresh = [read.text.count for read in self.segments if not read.is_cached]
-            return sum(shape.filter_chunk(0, count, self.filter_layer) for count in fresh)
+            if not fresh:
+                return 0.0
+            asking = sum(shape.filter_chunk(count, self.num_asked, layer) for count in counts)
+            return asking + sum(shape.filter_chunk(0, count, layer) for count in fresh)
         if self.filter_layer is not None:
             return shape.filter_chunk(self.start, self.count, self.filter_layer)
         return shape.prefill_chunk(self.start, self.count)

@@ -7,7 +7,7 @@ argument of `forward`. Nothing is patched, and an aborted pass leaves nothing be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from gemserve.model.families.reach import UNSERVED_OPTIONS, Reach
 from gemserve.model.passes.kv import KVSpan
 from gemserve.model.passes.query_tap import FilterLayerReached, FilterTap, QueryTap
 from gemserve.model.passes.transfer import to_device
-from gemserve_kernels import Backend, KVTable, Partial
+from gemserve_kernels import Backend, KVTable, Partial, join
 from gemserve_kernels.attention import reference_attention
 
 ATTENTION_NAME = "gemserve"
@@ -29,6 +29,7 @@ _FEWEST_KEYS = (
     # rows of a piece; smaller products are slower, and the pace would then shrink pieces further
     2048
 )
+_MOST_PARTS = 4  # of a chunk's attention that are held at once, each as large as its output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,9 +270,19 @@ def _attend(
             some_k, some_v = past_k[:, low : low + step], past_v[:, low : low + step]
             part = context.backend.part(query, some_k, some_v, scale=options.scale, is_causal=False)
             parts.append(part)
+            if len(parts) == _MOST_PARTS:
+                parts = [_folded(parts)]
             context.pause()
-    parts.append(context.backend.part(query, key, value, scale=options.scale, is_causal=True))
-    return _joined(context, layer, query, options, parts)
+    own = context.backend.part(query, key, value, scale=options.scale, is_causal=True)
+    # the first, because the result has its dtype
+    return _joined(context, layer, query, options, [own, *parts])
+
+
+def _folded(parts: Sequence[Partial]) -> Partial:
+    """One part for several, at least in float32, so that what is folded again loses nothing."""
+    first = parts[0]
+    wide = first.out.to(torch.promote_types(first.out.dtype, torch.float32))
+    return join([replace(first, out=wide), *parts[1:]])
 
 
 def _is_one_call(rows: ChunkRows | ChunksOfOnePass, options: AttentionOptions) -> bool:

@@ -162,9 +162,15 @@ class KVSpan:
         return place
 
     def make_room(self, slot: int) -> None:
-        """Move the recent tokens on, if there is no room for the token at `slot` behind them."""
-        if self._room is not None and self._room.step:
-            self._move_on(self._recent, slot, slot + 1)
+        """Move the recent tokens on, if there is no room for the token at `slot` behind them.
+
+        If that fails, the sequence cannot go on: some of its layers have moved.
+        """
+        room = self._room
+        if room is None or room.step == 0 or room.first(slot) == room.first(slot + 1):
+            return
+        for layer in self._recent.split(2):  # one after the other, which takes less memory
+            self._move_on(layer, slot, slot + 1)
 
     def _move_on(self, recent: torch.Tensor, start: int, stop: int) -> int:
         """Make room for the tokens start..stop−1 in `recent` [..., tokens, head_dim].

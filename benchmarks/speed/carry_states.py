@@ -1,7 +1,7 @@
 """Compares continuing from the kept tokens' states at the filter layer with reading them again.
 
-Both follow the same filter pass, through transformers' own attention. Answers are compared in
-`ablation.py --carry`. This script measures the time to the first token and the memory.
+Both follow the same filter pass, through transformers' own attention. Compared are the time to the
+first token and the memory; docs/log/filter-quality.md compares the answers.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.quality import window_scores
 from benchmarks.speed import carry_states, reading
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -65,10 +64,6 @@ def test_reading_begins(
     monkeypatch.setattr("sys.argv", ["reading.py", "--lengths", "512", "--repeats", "1"])
     reading.main()
     assert "native-cpu:bfloat16" in capsys.readouterr().out
-
-
-def test_the_calibration_of_window_scores_is_there() -> None:
-    assert window_scores.CALIBRATION.is_file()
 
 
 def test_a_pass_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

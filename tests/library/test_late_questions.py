@@ -88,13 +88,13 @@ async def test_a_question_that_takes_too_long_is_a_504(waiting: Api) -> None:
 
 
 async def test_a_question_that_is_not_begun_is_a_503(waiting: Api) -> None:
-    first = asyncio.create_task(waiting.post(CHAT, headers={TIMEOUT: "2"}))
+    first = asyncio.create_task(waiting.post(CHAT, headers={TIMEOUT: "30"}))
     await wait_for_async(waiting.core.started.is_set)
     reply = await waiting.post(CHAT, headers={TIMEOUT: "0.2"}, **LIBRARY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
     assert int(reply.headers["retry-after"]) >= 1
     assert (await waiting.metrics())['admission_rejections_total{reason="queue_full"}'] == 1
-    assert (await first).status_code == 504
+    first.cancel()
 
 
 async def test_the_engine_is_told_when_it_must_have_begun(opened: Opened, tokenizer: Any) -> None:
@@ -135,6 +135,6 @@ async def test_nothing_is_read_for_a_client_that_has_left(waiting: Api, opened: 
     assert opened.submitter is not None
     assert opened.submitter.preparing._requests.used == 1
     left.set()
-    await wait_for_async(waiting.core.cancelled.is_set, 1.0)
+    await wait_for_async(waiting.core.cancelled.is_set)
     await serving
     assert opened.submitter.preparing._requests.used == 0

@@ -244,6 +244,10 @@ def test_a_result_that_came_as_a_users_turn_is_not_the_request(opening: str, res
     assert said(prompt, watched).strip("|") == ASKED
     alone = prompted("qwen2", user(f"{opening} {DOCUMENT}"))
     assert alone.question, "without another turn it is what is asked"
+    said_so = user(f"{opening}\nthe build fails.\nWhich port is closed?")
+    people = prompted("qwen2", user(ASKED), assistant("Ann."), said_so)
+    watched = {i for a, b in people.question for i in range(a, b)}
+    assert "Which port is closed?" in said(people, watched), "behind no call it is what is asked"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

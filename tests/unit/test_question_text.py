@@ -77,6 +77,15 @@ def assert_sound(prompt: Prompt) -> None:
         (f"Use the context.\nQuestion: {ASKED} \nContext: {DOCUMENT} \nAnswer:", [ASKED]),
         (f"Question: {ASKED}\nContext:\n{DOCUMENT}\n\n{ASKED}\nAnswer:", [ASKED]),
         (f"**Question:** {ASKED}\n\n**Context:**\n{DOCUMENT}", [ASKED]),
+        (
+            f"Context:\nQ: How?\nA: So.\nSources: {DOCUMENT}\n\nQuestion: {ASKED}\nAnswer:",
+            [ASKED],
+        ),
+        (
+            f"Question: Why?\nContext: {ONE_LINE}\nAnswer: Ann\n\nContext: {DOCUMENT}\n\n"
+            f"Question: {ASKED}\nAnswer:",
+            [ASKED],
+        ),
         (f"{ASKED}\n{ONE_LINE}", [ASKED]),
         (f"Hello!\n\n{ASKED}\n\n{DOCUMENT}", [ASKED]),
         (f"Summarize this.\n\n{ONE_LINE}", ["Summarize this."]),

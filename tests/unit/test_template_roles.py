@@ -333,7 +333,9 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("check", [REFUSED, ""])
-@pytest.mark.parametrize("first", ["m.tool_calls[0].id", "(m['tool_calls'] | first).id"])
+@pytest.mark.parametrize(
+    "first", ["m.tool_calls[0].function.name", "(m['tool_calls'] | first).function.name"]
+)
 def test_calls_come_one_by_one_where_a_template_wants_that(
     tokenizer: Any, check: str, first: str
 ) -> None:
@@ -349,10 +351,23 @@ def test_calls_come_one_by_one_where_a_template_wants_that(
     said = _with_two_calls("one", "two")
     changed = fit_roles(copied, said)
     text = render_chat(copied, changed)
-    calls = "<|call|>one<|end|><|tool|>warm<|end|><|call|>two<|end|><|tool|>cold<|end|>"
+    calls = "<|call|>of_one<|end|><|tool|>warm<|end|><|call|>of_two<|end|><|tool|>cold<|end|>"
     assert calls + "<|user|>Thanks.<|end|>" in text
     places = source_places(find_messages(copied, text, changed), changed, text)
     assert [said[index]["content"] for index, *_ in places] == ["Where?", "warm", "cold", "Thanks."]
+
+
+def test_calls_that_a_template_shows_stay_together(tokenizer: Any) -> None:
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% set calls = m.tool_calls %}"
+        "{% if m.tool_calls[0].id %}<|call|>{% endif %}"
+        "{% for c in calls %}{{ c.function.name }}{% endfor %}<|end|>{% else %}"
+        + TURNS
+        + "{% endif %}{% endfor %}"
+    )
+    said = _with_two_calls("one", "two")
+    assert fit_roles(copied, said) is said
 
 
 def test_thousands_of_calls_are_taken_apart_soon() -> None:
@@ -371,7 +386,7 @@ def test_thousands_of_calls_are_taken_apart_soon() -> None:
 def _with_two_calls(first: str, second: str) -> list[dict[str, Any]]:
     """The results come in the other order."""
     calls = [
-        {"id": name, "type": "function", "function": {"name": "find", "arguments": {}}}
+        {"id": name, "type": "function", "function": {"name": f"of_{name}", "arguments": {}}}
         for name in (first, second)
     ]
     return [

@@ -99,6 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
         outcome, seconds = run_calibration(loaded, effort, kv_memory_bytes=engine.kv_memory_bytes)
     _print_outcome(outcome)
     result = result_of(about_model(loaded), outcome, effort, seconds)
+    try:
+        _export(arguments, result, outcome)
+    finally:  # whichever disk is full
+        _write(loaded, result, seconds, is_partial=outcome.is_partial)
+    return 130 if outcome.is_partial else 0
+
+
+def _export(arguments: argparse.Namespace, result: dict[str, object], outcome: Any) -> None:
+    """Print what was found, and write it where the options say."""
+    if arguments.json:
+        print(json.dumps(result))
     if arguments.out is not None:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -106,11 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
             from gemserve.calibration.search.layer_chart import draw_layers
 
             draw_layers(out / "calibration.png", outcome)
-    if arguments.json:
-        print(json.dumps(result))
-    # last, because the disk that servers read may be full: what took minutes is not lost
-    _write(loaded, result, seconds, is_partial=outcome.is_partial)
-    return 130 if outcome.is_partial else 0
 
 
 def _write(loaded: Any, result: dict[str, object], seconds: float, *, is_partial: bool) -> None:

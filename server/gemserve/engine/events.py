@@ -232,6 +232,7 @@ def _filtered(
     selection = None
     if params.return_selection and not sequence.evicts:
         selection = ((0, sequence.num_prompt),) if kept is None else as_ranges(kept)
+    is_untold = sequence.evicts and bool(job.request.excerpts)
     report = FilterReport(
         method=params.method,
         applied=job.reason in (None, "widened"),
@@ -252,7 +253,7 @@ def _filtered(
         windows=None if segments is None else len(segments.plan.segments),
         cached_windows=None if segments is None else segments.num_cached,
         searched=job.request.searched,
-        sources=report_sources(job.request, () if sequence.evicts else kept, best),
+        sources=None if is_untold else report_sources(job.request, kept, best),
         found=_is_found(job, coverage),
         scores=scores,
     )

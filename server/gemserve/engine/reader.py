@@ -27,7 +27,6 @@ from gemserve.engine.sequence.step_plan import Kept, RunOutput, StepPlan
 from gemserve.errors import CapacityExceeded, RequestError
 from gemserve.filtering.reader_choice import with_choice
 from gemserve.filtering.reading_plans import ReaderPlans, Translate
-from gemserve.ranges import as_ranges
 
 
 class ReaderCore(Core):
@@ -340,7 +339,7 @@ def _with_choice(read: ReadJob, kept: Kept) -> Request:
         whole = plan.having(reason=reason, num_kept=len(request.prompt_ids))
         return replace(request, plan=whole)
     if read.stands_for is not None:
-        best = kept.best or as_ranges(kept.positions)
+        best = kept.best or [(position, position + 1) for position in kept.positions]
         is_widened = kept.is_diffuse or is_all
         plan = with_choice(request, plan, best, read.stands_for, is_widened=is_widened)
         return replace(request, plan=plan)

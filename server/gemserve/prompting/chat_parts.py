@@ -71,12 +71,15 @@ class RenderedChat:
 
     @cached_property
     def _turns_with_results(self) -> frozenset[int]:
-        firsts: dict[int, PlacedPart] = {}
+        found: dict[int, bool] = {}
+        before = ""
         for placed in self.parts:
-            if placed.part.role == "user":
-                firsts.setdefault(placed.part.index, placed)
-        shown = {index: self.text[first.low : first.high] for index, first in firsts.items()}
-        return frozenset(index for index, text in shown.items() if is_result(text))
+            text = self.text[placed.low : placed.high]
+            if placed.part.role == "assistant":
+                before = text
+            elif placed.part.role == "user" and placed.part.index not in found:
+                found[placed.part.index] = is_result(text, before)
+        return frozenset(index for index, is_one in found.items() if is_one)
 
     @cached_property
     def last_results(self) -> list[PlacedPart]:

@@ -8,8 +8,8 @@ instructions into the user's turns. Tags, separators and labels tell them apart:
   follows a label such as "Context:", up to one such as "Question:"; what stands between a line such
   as "Here are the relevant documents:" and one such as "Instruction:"; and, in a user's turn, a
   fenced block of code. All of these only if they are long.
-- A user's turn that begins like "Observation:" or "[read_file] Result:" is what a tool gave: agents
-  without calls of the template's send it so.
+- A user's turn that begins like "Observation:" or "[read_file] Result:" behind an assistant's that
+  ends with a call is what a tool gave: agents without calls of the template's send it so.
 - In a user's turn, an instruction is what tags such as <system-reminder> enclose, unless it says
   that it is what a tool returned.
 """
@@ -49,6 +49,12 @@ _RESULT_TURN = re.compile(
     r"|\[[\w.:-]+(?:[ \t][^\n]{0,500})?\][ \t]*(?:result|output)s?[ \t]*:"
     r"|<(?:tool_response|tool_result|tool_output|function_results?|observation)[ \t>])",
     re.IGNORECASE,
+)
+_CALL_CHARS = 8192  # at the end of an assistant's turn, where calls stand
+_CALL_IN_TEXT = re.compile(
+    r"^[ \t#*]*action\b|<(?:[a-z]+_[a-z_]+|function|invoke|tool)\b|^[ \t]*```"
+    r"|\{\s*\"(?:name|tool|action|function)\"\s*:",
+    re.IGNORECASE | re.MULTILINE,
 )
 _SEPARATOR = re.compile(r"^[ \t]*([-=*_#~])\1{7,}[ \t]*$", re.MULTILINE)
 _CUE = re.compile(
@@ -102,9 +108,11 @@ def find_instructions(text: str) -> Ranges:
     return tuple((low, high) for low, high in tagged if not _RESULT.match(text, low))
 
 
-def is_result(text: str) -> bool:
-    """Is a user's turn what a tool gave, by its beginning?"""
-    return _RESULT_TURN.match(text) is not None
+def is_result(text: str, before: str) -> bool:
+    """Is a user's turn what a tool gave? `before`: the assistant's turn in front of it."""
+    if _RESULT_TURN.match(text) is None:
+        return False
+    return _CALL_IN_TEXT.search(before[-_CALL_CHARS:]) is not None
 
 
 def request_range(text: str) -> tuple[int, int]:

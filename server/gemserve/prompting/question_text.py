@@ -194,7 +194,14 @@ class _Finder:
         context = CONTEXT_LABEL.search(head, label.end()) if label else None
         if label is None or context is None:
             return None
+        # else it is of the documents, or of an example
+        is_in_front = not CONTEXT_LABEL.search("\n" + head[: label.start()])
+        tail = self.text[max(start + context.end(), self.whole[1] - _END_CHARS) : self.whole[1]]
+        if not is_in_front or LABEL.search(tail) or LABEL.search(head, context.end()):
+            return None
         place = stripped(self.text, start + label.end(), start + context.start())
+        if ANSWER_LABEL.search(self.at(place)):
+            return None
         return place if place[0] < place[1] and self.is_short(place) else None
 
     def between_documents(self) -> Range | None:

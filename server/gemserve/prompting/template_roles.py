@@ -29,8 +29,6 @@ _MARK = re.compile("\ue000[0-9]{20}\ue001")
 # lengths of ids, and of lists of calls: without such a condition nothing is tried in vain
 _COMPARES_NINE = re.compile(r"length\s*\)*\s*[!=]=\s*9\b")
 _COMPARES_ONE = re.compile(r"length\s*\)*\s*(?:[!=]=|>)\s*1\b")
-_READS_FIRST_CALL = re.compile(r"tool_calls['\"\])]*\s*(?:\[\s*0\s*\]|\|\s*first\b)")
-_READS_EACH_CALL = re.compile(r"\bin\s+[\w.(\['\"]*tool_calls\b(?!['\"]?\s*\[\s*0)")
 _DEVELOPER = re.compile(r"""(['"])developer\1""")
 Change = Callable[[Sequence[Message]], list[Message]]
 
@@ -67,10 +65,15 @@ def fit_roles(
 
     template = "".join(_texts_of(tokenizer))
     as_sent = render(marked)
-    is_shown = shows_all(as_sent) or (as_sent is None and render(messages) is not None)
-    if is_shown and not _leaves_out_calls(messages, template):
+    calls = {
+        call["function"]["name"] for m in marked if _num_calls(m) > 1 for call in m["tool_calls"]
+    }
+    shown = calls.intersection(_MARK.findall(as_sent or ""))
+    is_cut = bool(shown) and shown != calls  # the one of gpt-oss shows the first call alone
+    marks |= calls if is_cut else set()
+    if shows_all(as_sent) or (as_sent is None and render(messages) is not None):
         return messages
-    for change in _changes(messages, template):
+    for change in _changes(messages, template, is_cut=is_cut):
         if shows_all(render(change(marked))):
             return change(messages)
     return messages
@@ -123,17 +126,27 @@ def _easily_lost(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _marked(message: Message) -> Message:
-    """The message with a text in place of its own that no other message has."""
-    if not message["content"]:
-        return message
-    return {**message, "content": f"\ue000{secrets.randbelow(10**20):020}\ue001"}
+    """The message with a text in place of its own that no other message has.
+
+    So have its calls in place of their names, if there are several.
+    """
+    marked = {**message, "content": _mark()} if message["content"] else message
+    if _num_calls(message) < 2:
+        return marked
+    calls = message["tool_calls"]
+    named = [{**each, "function": {**each["function"], "name": _mark()}} for each in calls]
+    return {**marked, "tool_calls": named}
 
 
-def _changes(messages: Sequence[Message], template: str) -> Iterator[Change]:
+def _mark() -> str:
+    return f"\ue000{secrets.randbelow(10**20):020}\ue001"
+
+
+def _changes(messages: Sequence[Message], template: str, *, is_cut: bool) -> Iterator[Change]:
     """What can be done about the messages, the least first."""
     roles = {message["role"] for message in messages}
     steps: list[Change] = []
-    always = (_calls_apart,) if _leaves_out_calls(messages, template) else ()
+    always = (_calls_apart,) if is_cut else ()
     if any(map(_num_calls, messages)) and _COMPARES_NINE.search(template):
         steps.append(_short_ids)
     has_several = any(_num_calls(message) > 1 for message in messages)
@@ -150,16 +163,6 @@ def _changes(messages: Sequence[Message], template: str) -> Iterator[Change]:
         for chosen in combinations(steps, count):
             if not {_systems_first, _systems_in_user}.issubset(chosen):
                 yield partial(_changed, (*always, *chosen))
-
-
-def _leaves_out_calls(messages: Sequence[Message], template: str) -> bool:
-    """Does the template show the first call of a message alone, where one has several?
-
-    So does the one of gpt-oss, which shows all results.
-    """
-    if not any(_num_calls(message) > 1 for message in messages):
-        return False
-    return bool(_READS_FIRST_CALL.search(template)) and not _READS_EACH_CALL.search(template)
 
 
 def _num_calls(message: Message) -> int:

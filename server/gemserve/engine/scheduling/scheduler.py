@@ -10,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -250,8 +251,9 @@ class Scheduler:
                     held_back.add(tenant)
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
-            sequence.awaits_leader = is_fitting and self._awaits_leader(sequence)
-            if sequence.awaits_leader:
+            if is_fitting or math.isfinite(sequence.request.begin_within_s):
+                sequence.awaits_leader = self._awaits_leader(sequence)
+            if is_fitting and sequence.awaits_leader:
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
                 break

@@ -157,7 +157,9 @@ def test_the_oldest_are_forgotten(cache: Path, file: Path, monkeypatch: pytest.M
 def test_a_model_loads_without_its_checks(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A link to nowhere, such as to a file that was not fetched, once ended the start."""
     folder = models.save("llama", tmp_path / "model")
+    (folder / "pytorch_model.bin").symlink_to("/nonexistent")
     check = Check()
     monkeypatch.setattr(loader, "check_servable", lambda model: check())
     for _ in range(2):

@@ -69,7 +69,11 @@ def _key(source: Path, settings: str) -> str:
 def _described(paths: Iterable[Path]) -> Iterator[str]:
     """What changes if a file does, without reading it."""
     for path in sorted(paths):
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError:  # a link to nowhere
+            yield f"{path} missing"
+            continue
         yield f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 

@@ -171,13 +171,15 @@ def test_special_tokens_are_recognised_and_text_survives(llama: Path) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def with_tokens(path: Path, kind: str, tokens: dict[str, int], **more: Any) -> GgufFile:
+def with_tokens(
+    path: Path, kind: str, tokens: dict[str, int], *, architecture: str = "llama", **more: Any
+) -> GgufFile:
     """A file with a tokenizer of these tokens and their types."""
     described = {"model": kind, "tokens": [*tokens], "token_type": [*tokens.values()], **more}
     return GgufFile(
         path=path,
         metadata={
-            "general.architecture": "llama",
+            "general.architecture": architecture,
             **{f"tokenizer.ggml.{name}": value for name, value in described.items()},
         },
         tensors=(),
@@ -210,6 +212,33 @@ def test_tokens_outside_the_letters_for_bytes_are_whole(tmp_path: Path) -> None:
     assert tokenizer.decode([256, 257, 259], skip_special_tokens=True) == "<｜User｜>"
     text = "naïve ｜▁ <|endoftext|>"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+@pytest.mark.parametrize("has_space", [True, False, None])
+def test_a_space_is_put_before_text_unless_the_file_says_no(
+    architecture: str, has_space: bool | None, tmp_path: Path
+) -> None:
+    """The setting was ignored. Without it there is a space."""
+    tokens = {
+        "<unk>": 2,
+        "<s>": 3,
+        "</s>": 3,
+        **dict.fromkeys(["h", "i", "▁", "hi", "▁h", "▁hi"], 1),
+    }
+    file = with_tokens(
+        tmp_path / "tiny.gguf",
+        "llama",
+        tokens,
+        architecture=architecture,
+        scores=[0.0] * 3 + [-9.0] * 3 + [-1.0, -3.0, -2.0],
+        **({} if has_space is None else {"add_space_prefix": has_space}),
+    )
+    tokenizer = load_tokenizer(file)
+    ids = tokenizer("hi hi", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(ids) == ["hi" if has_space is False else "▁hi", "▁hi"]
+    assert tokenizer.decode(ids) == "hi hi"
+    assert has_space is not False or tokenizer.decode(ids[1:]) == " hi"
 
 
 def test_an_unknown_rule_for_splitting_is_said(

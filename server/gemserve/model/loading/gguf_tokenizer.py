@@ -60,6 +60,8 @@ def load_tokenizer(file: GgufFile) -> Any:
         raise ModelError(f"{file.path}: its tokenizer cannot be read: {error}") from error
     if kind == "gpt2":
         _split(backend, split, file)
+    elif kind == "llama" and described.get("add_prefix_space") is False:
+        _put_no_space_before(backend, file.architecture)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, clean_up_tokenization_spaces=False, **options, **more
     )
@@ -114,6 +116,21 @@ def _check_indices(tokenizer: Any, tokens: list[str], whole: list[str], file: Gg
             f"{file.path}: its tokenizer cannot be read: token {shown(wrong[0])} would have "
             "another index than in the file"
         )
+
+
+def _put_no_space_before(backend: Any, architecture: str) -> None:
+    """Take text as it is. transformers puts a space before it, whatever the file says."""
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    if architecture.startswith("gemma"):  # never has one
+        return
+    if architecture == "phi3":
+        backend.normalizer = normalizers.Replace(" ", "▁")
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="never", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
 
 
 def _split(backend: Any, name: str | None, file: GgufFile) -> None:

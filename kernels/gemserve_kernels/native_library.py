@@ -79,7 +79,7 @@ def _tried(source: Path, command: str, folder: Path) -> ctypes.CDLL | str:
     """The library, or why there is none. `command`: what CXX says."""
     try:
         return _open(source, command, folder)
-    except CannotCompile as error:
+    except (CannotCompile, OSError) as error:  # such as a folder that may not be looked into
         return str(error)
 
 

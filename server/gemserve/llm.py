@@ -19,6 +19,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from gemserve.calibration.search.calibrated_core import build_calibrated_core
 from gemserve.config import EngineConfig, ModelConfig
@@ -76,6 +77,8 @@ class LLM:
 
     A prompt is a string, a list of chat messages, or a `Prompt`. A string becomes a user message
     if the model has a chat template; otherwise the model goes on where the string ends.
+
+    With a `cache_dir`, close it, or use it in a `with`: until then nobody else can use the folder.
     """
 
     def __init__(self, model: str | ModelConfig, engine: EngineConfig | None = None) -> None:
@@ -87,6 +90,16 @@ class LLM:
         self.core: Core = build_calibrated_core(chosen, engine or EngineConfig())
         self.tokenizer = self.core.tokenizer
         self.name = chosen.model
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is being written to disk, and let go of `cache_dir`. Idempotent."""
+        self.core.close()
 
     @property
     def has_chat_template(self) -> bool:

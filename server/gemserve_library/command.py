@@ -16,6 +16,7 @@ from gemserve.errors import LibraryError
 from gemserve_library.folders import add_place, existing_folder, folder_of, names_in
 
 if TYPE_CHECKING:
+    from gemserve.llm import LLM
     from gemserve_library.adding import Added
     from gemserve_library.finding import LeftOut
     from gemserve_library.library import Library
@@ -51,8 +52,6 @@ def add_command(commands: Any) -> None:
 def run_add(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.name, arguments.library_dir)
     from gemserve_library.finding import LeftOut, find_files
-    from gemserve_library.library import DATABASE, remove_library
-    from gemserve_library.reading_time import expect
 
     left_out = LeftOut()
     files = list(find_files(arguments.paths, left_out))  # before a model is loaded
@@ -61,10 +60,21 @@ def run_add(arguments: argparse.Namespace) -> int:
     if not files:
         raise LibraryError(f"{', '.join(arguments.paths)}: there are no files")
     from gemserve.llm import LLM
-    from gemserve_library.in_process import LibrariesOf
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
-    llm = LLM(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig))
+    with LLM(model, read_options(arguments, ENGINE_OPTIONS, EngineConfig)) as llm:
+        _add(llm, arguments, folder, files, left_out)
+    return 0
+
+
+def _add(
+    llm: LLM, arguments: argparse.Namespace, folder: Path, files: list[Path], left_out: LeftOut
+) -> None:
+    """Read what is new in the files into the library in `folder`, and say what was done."""
+    from gemserve_library.in_process import LibrariesOf
+    from gemserve_library.library import DATABASE, remove_library
+    from gemserve_library.reading_time import expect
+
     if arguments.anew and os.path.lexists(folder / DATABASE):
         remove_library(folder)
     libraries = LibrariesOf(llm)
@@ -108,7 +118,6 @@ def run_add(arguments: argparse.Namespace) -> int:
         f"{seconds:,.0f} s"
     )
     print(describe(library))
-    return 0
 
 
 def gone_files(

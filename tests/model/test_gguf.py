@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gemserve.cli.main import main
 from gemserve.config import EngineConfig, ModelConfig
 from gemserve.engine.build import assemble
 from gemserve.errors import ModelError, RequestError
 from gemserve.model.loading import loader
+from gemserve.model.loading.gguf_file import GgufFile
+from gemserve.model.loading.gguf_tokenizer import load_tokenizer
 from gemserve.model.loading.loader import load, model_from_config
 from gemserve.prompting.prompt import chat_prompt
 from tests import models
@@ -166,6 +169,76 @@ def test_special_tokens_are_recognised_and_text_survives(llama: Path) -> None:
     assert tokenizer("hi").input_ids[0] != 1  # add_bos_token is false in the file
     text = "naïve café 日本語 🙂 don't , .  two spaces\n\ttab"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def with_tokens(
+    path: Path, kind: str, tokens: dict[str, int], *, architecture: str = "llama", **more: Any
+) -> GgufFile:
+    """A file with a tokenizer of these tokens and their types."""
+    described = {"model": kind, "tokens": [*tokens], "token_type": [*tokens.values()], **more}
+    return GgufFile(
+        path=path,
+        metadata={
+            "general.architecture": architecture,
+            **{f"tokenizer.ggml.{name}": value for name, value in described.items()},
+        },
+        tensors=(),
+    )
+
+
+def test_tokens_outside_the_letters_for_bytes_are_whole(tmp_path: Path) -> None:
+    """DeepSeek's became a dozen tokens each, and its BOS got an index beyond the vocabulary."""
+    names = {
+        "<｜begin▁of▁sentence｜>": 3,
+        "<｜User｜>": 4,
+        "<think>": 4,
+        "<｜end▁of▁sentence｜>": 3,
+    }
+    tokens = dict.fromkeys(bytes_to_unicode().values(), 1) | names
+    file = with_tokens(
+        tmp_path / "tiny.gguf",
+        "gpt2",
+        tokens,
+        pre="deepseek-r1-qwen",
+        merges=[],
+        bos_token_id=256,
+        eos_token_id=259,
+    )
+    tokenizer = load_tokenizer(file)
+    text = "".join(names)
+    assert tokenizer(text, add_special_tokens=False).input_ids == [256, 257, 258, 259]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 259)
+    assert len(tokenizer) == len(tokens)
+    assert tokenizer.decode([256, 257, 259], skip_special_tokens=True) == "<｜User｜>"
+    text = "naïve ｜▁ <|endoftext|>"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+@pytest.mark.parametrize("has_space", [True, False, None])
+def test_a_space_is_put_before_text_unless_the_file_says_no(
+    architecture: str, has_space: bool | None, tmp_path: Path
+) -> None:
+    """The setting was ignored. Without it there is a space."""
+    tokens = {
+        "<unk>": 2,
+        "<s>": 3,
+        "</s>": 3,
+        **dict.fromkeys(["h", "i", "▁", "hi", "▁h", "▁hi"], 1),
+    }
+    file = with_tokens(
+        tmp_path / "tiny.gguf",
+        "llama",
+        tokens,
+        architecture=architecture,
+        scores=[0.0] * 3 + [-9.0] * 3 + [-1.0, -3.0, -2.0],
+        **({} if has_space is None else {"add_space_prefix": has_space}),
+    )
+    tokenizer = load_tokenizer(file)
+    ids = tokenizer("hi hi", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(ids) == ["hi" if has_space is False else "▁hi", "▁hi"]
+    assert tokenizer.decode(ids) == "hi hi"
+    assert has_space is not False or tokenizer.decode(ids[1:]) == " hi"
 
 
 def test_an_unknown_rule_for_splitting_is_said(

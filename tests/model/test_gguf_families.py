@@ -96,6 +96,13 @@ def test_a_scaling_without_a_type_is_linear(name: str, factor: float, tmp_path: 
     )
 
 
+def test_a_sliding_window_of_0_is_none(tmp_path: Path) -> None:
+    """Phi-4's files have it. It was a window in which no token saw another."""
+    theirs = built("phi3", sliding_window=0)
+    path = gguf_files.write(tmp_path / "tiny.gguf", theirs, architecture="phi3")
+    assert load(ModelConfig(model=str(path), device="cpu")).model.hf.config.sliding_window is None
+
+
 def test_every_family_is_compared_and_listed() -> None:
     assert set(CHANGES) == set(FAMILIES)
     listed = PAGE.read_text().split("<!-- begin: gguf -->")[1].split("<!-- end: gguf -->")[0]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gemserve.calibration.files import find_calibration
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
 from gemserve.model.loading import loader, remembered_checks
 from gemserve.model.loading.remembered_checks import check_once
+from gemserve_kernels import native_library
+from gemserve_kernels.cpu_step import SOURCE
 from tests import models
 
 
@@ -100,6 +104,42 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     assert check.count == 2
 
 
+def test_a_cache_that_may_not_be_looked_into_costs_time_only(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a server ended there."""
+    base = tmp_path / "closed"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    stat = Path.stat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if path.is_relative_to(base):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    check = Check()
+    check_once(check, str(file), ())
+    assert check.count == 1
+    assert find_calibration("nowhere", model="nobody", weights="none") is None
+    monkeypatch.setenv("CXX", "sh")  # any program: it is not run
+    native_library.forget_libraries()
+    with pytest.raises(native_library.CannotCompile, match=r"denied: .*/closed/gemserve/compiled"):
+        native_library.open_library(SOURCE)
+    native_library.forget_libraries()
+
+
+def test_a_user_without_a_home_has_no_cache(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of a container's that is only a number."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    check = Check()
+    check_once(check, str(file), ())
+    assert check.count == 1
+    assert find_calibration("nowhere", model="nobody", weights="none") is None
+
+
 def test_names_that_are_no_path_are_always_checked(cache: Path) -> None:
     check = Check()
     for _ in range(2):
@@ -117,7 +157,9 @@ def test_the_oldest_are_forgotten(cache: Path, file: Path, monkeypatch: pytest.M
 def test_a_model_loads_without_its_checks(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A link to nowhere, such as to a file that was not fetched, once ended the start."""
     folder = models.save("llama", tmp_path / "model")
+    (folder / "pytorch_model.bin").symlink_to("/nonexistent")
     check = Check()
     monkeypatch.setattr(loader, "check_servable", lambda model: check())
     for _ in range(2):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from gemserve.config import ModelConfig
 from gemserve.errors import ModelError
-from gemserve.model.loading.loader import load
+from gemserve.model.loading.loader import load, shape_from_config
 from tests import models
 
 CODE = """
@@ -73,6 +75,27 @@ def test_code_of_a_model_is_not_run(tmp_path: Path, model_type: str) -> None:
         with pytest.raises(ModelError, match="trust_remote_code"):
             load(config(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_code_that_is_trusted_is_run_to_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs are computed by a model without weights. To make one asked at the terminal."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", tmp_path / "code")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    folder = models.save("llama", tmp_path / "model")
+    (folder / "code.py").write_text(CODE.replace("surprise", "trusted"))
+    change(
+        folder / "config.json",
+        model_type="trusted",
+        auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    )
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        shape_from_config(config(folder))
+    trusted = replace(config(folder), trust_remote_code=True)
+    shape, _ = shape_from_config(trusted)
+    assert shape == shape_from_config(config(models.save("llama", tmp_path / "plain")))[0]
 
 
 def test_code_of_a_tokenizer_is_not_run(tmp_path: Path) -> None:

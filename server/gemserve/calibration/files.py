@@ -193,7 +193,7 @@ def find_calibration(
     for name, wanted in fields:
         if wanted is None:
             continue
-        files = [path for folder in (_cache(), _SHIPPED) for path in sorted(folder.glob("*.json"))]
+        files = [path for folder in (_cache(), _SHIPPED) for path in _files_in(folder)]
         found = [path for path in files if _field(path, name) == wanted]
         if found:
             return next((path for path in found if _is_by_meaning(path)), found[0])
@@ -238,8 +238,16 @@ def _text_of(path: Path) -> str:
 
 
 def _cache() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "gemserve" / "calibrations"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "gemserve" / "calibrations"
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The calibrations in a folder; none if it may not be looked into."""
+    try:
+        return sorted(folder.glob("*.json"))
+    except OSError:
+        return []
 
 
 def _is_by_meaning(path: Path) -> bool:

@@ -95,13 +95,13 @@ def run(
 
     model = read_options(arguments, MODEL_OPTIONS, ModelConfig)
     engine = read_options(arguments, ENGINE_OPTIONS, EngineConfig)
-    llm = LLM(model, engine)
-    adapter = None if arguments.adapter is None else _load(arguments.adapter, llm.core.model)
-    prompt_of = llm.prompt if prompts_of is None else prompts_of(llm)
-    for question in chain(questions, _read_questions() if arguments.interactive else ()):
-        text = f"{document}\n\n{question}" if document else question
-        text = text if llm.has_chat_template else f"{text}\nAnswer:"
-        _answer(llm, prompt_of(text), arguments, adapter)
+    with LLM(model, engine) as llm:
+        adapter = None if arguments.adapter is None else _load(arguments.adapter, llm.core.model)
+        prompt_of = llm.prompt if prompts_of is None else prompts_of(llm)
+        for question in chain(questions, _read_questions() if arguments.interactive else ()):
+            text = f"{document}\n\n{question}" if document else question
+            text = text if llm.has_chat_template else f"{text}\nAnswer:"
+            _answer(llm, prompt_of(text), arguments, adapter)
     return 0
 
 

@@ -131,6 +131,8 @@ def settings_of(file: GgufFile) -> dict[str, Any]:
             )
         if value is not None:
             settings[name] = value
+    if settings.get("sliding_window") == 0:  # as Phi-4's files say that there is none
+        settings["sliding_window"] = None
     for key, neutral in _UNREAD.items():
         value = file.setting(key)
         if value is not None and value not in neutral:

@@ -227,7 +227,9 @@ def model_from_config(config: ModelConfig) -> tuple[Any, torch.dtype, str]:
         check_config(checkpoint.config)
         check_quantisation(checkpoint.source, checkpoint.config, device)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(checkpoint.config)
+            model = AutoModelForCausalLM.from_config(
+                checkpoint.config, trust_remote_code=config.trust_remote_code
+            )
     dtype = _resolve_dtype(config.dtype, checkpoint.config, device)
     if _keeps_blocks(checkpoint, config, device, dtype):
         checkpoint.plan_blocks(model)

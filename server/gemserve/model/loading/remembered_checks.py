@@ -31,10 +31,12 @@ def check_once(check: Callable[[], None], source: str, settings: object) -> None
     `source`: the model's file or folder; what else it names is checked each time. `settings`: all
     that the check depends on besides; they differ if their `repr` does.
     """
-    path = Path(source)
-    mark = _folder() / _key(path, repr(settings)) if path.exists() else None
-    if mark is not None and mark.exists() and _is_ours(mark.parent):
-        return
+    path, mark = Path(source), None
+    with suppress(OSError, RuntimeError):  # no home folder, or one that may not be looked into
+        if path.exists():
+            mark = _folder() / _key(path, repr(settings))
+            if mark.exists() and _is_ours(mark.parent):
+                return
     check()
     if mark is not None:
         with suppress(OSError):  # a folder that cannot be written to costs time, and nothing else
@@ -67,7 +69,11 @@ def _key(source: Path, settings: str) -> str:
 def _described(paths: Iterable[Path]) -> Iterator[str]:
     """What changes if a file does, without reading it."""
     for path in sorted(paths):
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError:  # a link to nowhere
+            yield f"{path} missing"
+            continue
         yield f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 

@@ -106,7 +106,8 @@ class Index:
     """All segments as they are searched, in the order of their keys; all arrays [segments].
 
     `ids`: of the segments. `files`, `numbers`: which file each is in, and its place there.
-    `starts`, `counts`: its records. `num_passages`: of all segments together.
+    `starts`, `counts`: its records, 0 of them where they are damaged. `sizes`: how many tokens its
+    text has. `num_passages`: of all segments together.
     """
 
     ids: npt.NDArray[np.int64]
@@ -114,6 +115,7 @@ class Index:
     numbers: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
     num_passages: int
     records: Records
 
@@ -401,12 +403,13 @@ class Library:
             rows = self._connection.execute(
                 # one whose damaged keys were dropped is still found by its words
                 "SELECT windows.id, file, number, coalesce(keys.start, -1), "
-                "coalesce(keys.num_tokens, 0), coalesce(checksum, -1), num_passages "
+                "coalesce(keys.num_tokens, 0), coalesce(checksum, -1), num_passages, "
+                "windows.num_tokens "
                 "FROM windows LEFT JOIN keys USING (name) ORDER BY keys.start"
             ).fetchall()
         finally:
             self._connection.rollback()
-        table = np.array(rows, dtype=np.int64).reshape(-1, 7)
+        table = np.array(rows, dtype=np.int64).reshape(-1, 8)
         end = int((table[:, 3] + table[:, 4]).max(initial=0))
         try:
             records = self._keys(generation).read(end)
@@ -431,6 +434,7 @@ class Library:
             numbers=table[:, 2],
             starts=table[:, 3],
             counts=counts,
+            sizes=table[:, 7],
             num_passages=int(table[:, 6].sum()),
             records=records,
         )

@@ -69,7 +69,7 @@ class Scores:
         order = order_segments(self.attention, self.words, self.most_words)
         of_library = np.repeat(np.arange(len(sizes)), sizes)
         ids = np.concatenate([index.ids for index in self.indexes])
-        tokens = np.concatenate([index.counts for index in self.indexes])
+        tokens = np.concatenate([index.sizes for index in self.indexes])
         size = max(library.identity.window for library in self.libraries)
         costs = np.maximum(tokens[order] / size, _SMALL)
         order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from gemserve.errors import LibraryError
+from gemserve.errors import LibraryError, PdfsBusy, RequestError
 from gemserve.files import file_text
+from gemserve.files.converting import PackageMissing
 from gemserve.files.file_text import FileText
 from gemserve_library.adding import FileSource, add_files
 from gemserve_library.cutting import cut_file, sections
@@ -236,6 +237,35 @@ def test_a_file_that_changed_into_no_text_loses_what_was_stored(
     assert not library.damaged
     path.unlink()  # now nobody knows what it has
     add(library, tokenizer, [FileSource.of_file(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("a.pdf", PdfsBusy("5 are being read")),
+        ("a.epub", PackageMissing("is EPUB, which is not read here")),
+        ("a.pdf", RequestError("is a PDF", param="file", code="pdf_not_supported")),
+    ],
+)
+def test_a_file_that_cannot_be_read_now_keeps_what_was_stored(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    """A busy machine removed files from libraries, and so did one that lacked a package."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    library, path = open_library(tmp_path / "library"), tmp_path / name
+    monkeypatch.setattr(file_text, "kind_of", lambda *_: "text")
+    path.write_text("The ferry leaves at nine.")
+    add(library, tokenizer, [FileSource.of_file(path)])
+    kept = library.files()
+    path.write_text("%PDF- at ten")
+    monkeypatch.setattr(file_text, "kind_of", lambda *_: path.suffix[1:])
+    monkeypatch.setattr(file_text, "convert", refuse)
+    done = add(library, tokenizer, [FileSource.of_file(path)])
+    assert done.skipped == [(str(path), str(error))]
+    assert library.files() == kept != []
 
 
 @pytest.mark.slow

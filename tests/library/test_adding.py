@@ -21,8 +21,9 @@ from gemserve.files import file_text
 from gemserve.files.converting import PackageMissing
 from gemserve.files.file_text import FileText
 from gemserve_library.adding import FileSource, add_files
+from gemserve_library.command import gone_files
 from gemserve_library.cutting import cut_file, sections
-from gemserve_library.finding import LeftOut, find_files
+from gemserve_library.finding import LeftOut, absolute_path, find_files
 from gemserve_library.ignore_rules import IgnoreRules
 from gemserve_library.library import Library
 from tests.library.worlds import (
@@ -334,6 +335,26 @@ TREE = (
     *("venv/lib.py", "mine/pyvenv.cfg", "mine/lib.py", "build/a.js", "sub/dist/b.js", "target/c"),
     *(".venv/x.py", ".env", "sub/server.pem", "id_rsa", "sub/credentials", ".env.example", "k.txt"),
 )
+
+
+def test_a_file_has_one_path_however_it_is_written(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way of writing it was a file of its own, and what was gone of the others stayed."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "work").mkdir()
+    file = tmp_path / "docs" / "a.txt"
+    file.write_text("A word.")
+    monkeypatch.chdir(tmp_path / "work")
+    library = open_library(tmp_path / "library")
+    for given in ("../docs", str(tmp_path / "docs"), "../docs/*", "../work/../docs/a.txt"):
+        add(library, tokenizer, map(FileSource.of_file, find_files([given])))
+        assert [each.path for each in library.files()] == [str(file)]
+    # `..` of a linked folder is where the folder is
+    (other := tmp_path / "work" / "out").symlink_to(tmp_path / "docs")
+    assert absolute_path(other / ".." / "docs") == other / ".." / "docs"
+    file.unlink()
+    assert gone_files(library, ["../docs"], LeftOut(), []) == [str(file)]
 
 
 def test_what_is_ignored_made_or_secret_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ _REMOVED = ".removed-"  # begins the name of a folder that is being removed; no 
 _VERSION = "1"
 _BUSY_S = 30.0  # that a connection waits for another one's transaction
 _MOST_NAMES = 500  # in one statement
+_TRIES = 5  # to read an index while its keys are moved together
 # what values that no gemserve has written lead to: SQLite does not check types
 _DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 _WASTE = 1 << 16  # records of removed segments, below which the file is never written anew
@@ -396,7 +397,8 @@ class Library:
         with self._told():
             return word_index.most_possible(self._connection, question, num_passages)
 
-    def _read_index(self) -> Index:
+    def _read_rows(self) -> tuple[int, npt.NDArray[np.int64]]:
+        """The number of the file with the keys, and a row for each segment."""
         self._connection.execute("BEGIN")  # one state of all tables
         try:
             generation, _ = self._end_of_keys()
@@ -409,12 +411,19 @@ class Library:
             ).fetchall()
         finally:
             self._connection.rollback()
-        table = np.array(rows, dtype=np.int64).reshape(-1, 8)
-        end = int((table[:, 3] + table[:, 4]).max(initial=0))
-        try:
-            records = self._keys(generation).read(end)
-        except (OSError, ValueError):  # shorter than the database says
-            records = self._keys(generation).read(self._whole_records(generation))
+        return generation, np.array(rows, dtype=np.int64).reshape(-1, 8)
+
+    def _read_index(self) -> Index:
+        for _ in range(_TRIES):
+            generation, table = self._read_rows()
+            end = int((table[:, 3] + table[:, 4]).max(initial=0))
+            try:
+                records = self._keys(generation).read(end)
+            except (OSError, ValueError):  # shorter than the database says
+                records = self._keys(generation).read(self._whole_records(generation))
+            # else a writer has moved the keys into another file meanwhile
+            if len(records) == end or self._end_of_keys()[0] == generation:
+                break
         is_good = np.array(
             [self._is_whole(generation, records, *map(int, row)) for row in table[:, 3:6]], np.bool_
         )

@@ -131,7 +131,7 @@ def search(
 def _words(library: Library, index: Index, question: str) -> Floats:
     scores = np.zeros(len(index.ids))
     found = library.by_words(question, index.num_passages)
-    if found:
+    if found and len(index.ids):  # files may have been added since it was read
         order = np.argsort(index.ids)
         ids = np.array(list(found))
         at = order[np.searchsorted(index.ids, ids, sorter=order).clip(max=len(order) - 1)]

@@ -193,3 +193,15 @@ def test_segments_with_damaged_keys_count_as_large_as_they_are(
     assert library.damaged == ("x", "y")
     assert 0 < sum(each.segment.num_tokens for each in found.candidates) <= 2 * IDENTITY.window
     assert found.num_tokens == library.totals()[2]
+
+
+def test_what_is_added_after_the_index_was_read_is_no_error(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file of a library, added during a search, ended it with an internal error."""
+    library = open_library(tmp_path / "a")
+    empty = library.index()
+    add(library, tokenizer, [text_source("x", "The heron.")])
+    assert library.by_words("heron", 1)
+    monkeypatch.setattr(library, "index", lambda: empty)
+    assert search([library], None, (0, 1), "heron").candidates == ()

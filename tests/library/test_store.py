@@ -362,6 +362,29 @@ def test_gaps_are_closed_when_they_are_large(
     assert not reader.damaged
 
 
+def test_a_search_while_keys_are_moved_together_finds_them(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file was gone when it was opened, and all segments were taken for damaged."""
+    writer = open_library(tmp_path / "a")
+    add(writer, tokenizer, [text_source(name, paragraphs(30, name)) for name in ("x", "y")])
+    with writer.writing():
+        writer.remove_files(["x"])
+    reader, read = open_library(tmp_path / "a"), KeysFile.read
+
+    def moved_before(self: KeysFile, count: int) -> Any:
+        monkeypatch.setattr(KeysFile, "read", read)
+        with writer.writing():
+            writer.clean(is_full=True)
+        return read(self, count)
+
+    monkeypatch.setattr(KeysFile, "read", moved_before)
+    assert (reader.index().counts > 0).all()
+    assert len(reader.index().ids)
+    assert not reader.damaged
+    assert (tmp_path / "a" / "keys.1").exists()
+
+
 def test_a_segment_in_two_files_stays_until_both_are_gone(tmp_path: Path, tokenizer: Any) -> None:
     library, text = open_library(tmp_path / "a"), paragraphs(30)
     reader = FakeReader()

@@ -46,6 +46,7 @@ from gemserve_fleet.replicas.messages import (
     DocumentsStored,
     FromReplica,
     RelayedRequest,
+    RequestBody,
     TokensUsed,
     WholeReply,
 )
@@ -178,9 +179,9 @@ class Ingress:
         body = await _read_body(receive)
         if body is None:
             return
-        named = await self._named_documents(scope, body)
+        named = await self._named_documents(scope, body.content)
         request = self._request_of(scope, body, named)
-        relaying = _Relaying(scope, receive, send, request.number)
+        relaying = _Relaying(scope, receive, send, request)
         self._running.add(relaying)
         if self._telling is None:
             loop = asyncio.get_running_loop()
@@ -360,7 +361,7 @@ class Ingress:
         return await asyncio.to_thread(ids_in, body, known)
 
     def _request_of(
-        self, scope: Scope, body: bytes = b"", named: Sequence[str] = ()
+        self, scope: Scope, body: RequestBody | None = None, named: Sequence[str] = ()
     ) -> RelayedRequest:
         state = scope["state"]
         headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
@@ -373,7 +374,7 @@ class Ingress:
         return RelayedRequest(
             number=uuid.uuid4().hex,
             scope=relayed,
-            body=body,
+            body=body or RequestBody(),
             caller=state.get("caller"),
             documents=tuple(copy.id for copy in needed),
             gone=self._documents.gone(tenant),
@@ -381,7 +382,7 @@ class Ingress:
 
     async def _chunks(self, request: RelayedRequest) -> tuple[TextChunk, ...]:
         """The chunks of a long body's text."""
-        path, body = request.scope["path"], request.body
+        path, body = request.scope["path"], request.body.content
         is_read = request.scope["method"] == "POST" and not path.startswith(DOCUMENTS_PATH)
         if not is_read or len(body) <= LEAST_CHUNK:
             return ()
@@ -402,7 +403,7 @@ class Ingress:
         is_about = path.startswith(DOCUMENTS_PATH)
         return RoutingHints(
             number=next(self._numbers),
-            prompt_tokens=len(request.body) // _BYTES_PER_TOKEN,
+            prompt_tokens=len(request.body.content) // _BYTES_PER_TOKEN,
             answer_tokens=_ANSWER_TOKENS,
             chunks=chunks,
             avoid=avoid,
@@ -468,13 +469,13 @@ class _Relaying:
     when a replica is lost before it has made any of the answer.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, number: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request: RelayedRequest) -> None:
         self.replica: str | None = None
         self.request_id = str(scope["state"]["request_id"])
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
-        self.number = number
+        self.number = request.number
         self.is_passing = False
         self.num_taken = self.num_told = 0  # bytes of the body, and those that the replica knows of
         self.stopped = asyncio.Event()  # the server stops
@@ -484,6 +485,7 @@ class _Relaying:
         self._send = send
         self._start: Message | None = None
         self._last: Message | None = None
+        self._request_body = request.body
         self._body = b""
         self._choices = 0  # that this attempt has added
         self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
@@ -572,6 +574,7 @@ class _Relaying:
     async def _begin(self) -> None:
         if not self.has_begun and self._start is not None:
             self.has_begun = True
+            self._request_body.drop()  # no replica gets it any more
             self._scope["state"]["body"].release()
             await self._send(self._start)
 
@@ -592,7 +595,7 @@ def _tenant_of(scope: Scope) -> bytes:
     return b"" if caller is None else caller.key
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive) -> RequestBody | None:
     """The whole body; None if the client has left."""
     parts: list[bytes] = []
     while True:
@@ -601,7 +604,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return RequestBody(b"".join(parts))
 
 
 def _changes_adapters(method: str, path: str) -> bool:

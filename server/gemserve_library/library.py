@@ -417,10 +417,7 @@ class Library:
         for _ in range(_TRIES):
             generation, table = self._read_rows()
             end = int((table[:, 3] + table[:, 4]).max(initial=0))
-            try:
-                records = self._keys(generation).read(end)
-            except (OSError, ValueError):  # shorter than the database says
-                records = self._keys(generation).read(self._whole_records(generation))
+            records = self._read_records(generation, end)
             # else a writer has moved the keys into another file meanwhile
             if len(records) == end or self._end_of_keys()[0] == generation:
                 break
@@ -448,12 +445,17 @@ class Library:
             records=records,
         )
 
-    def _whole_records(self, generation: int) -> int:
+    def _read_records(self, generation: int, end: int) -> Records:
+        """The first `end` records, or those that there are."""
         keys = self._keys(generation)
         try:
-            return keys.path.stat().st_size // keys.dtype.itemsize
+            return keys.read(end)
+        except (OSError, ValueError):  # shorter than the database says
+            pass
+        try:
+            return keys.read(keys.path.stat().st_size // keys.dtype.itemsize)
         except OSError:
-            return 0
+            return keys.read(0)
 
     def _is_whole(
         self, generation: int, records: Records, start: int, count: int, expected: int
@@ -478,6 +480,21 @@ class Library:
                     (number,),
                 )
             for path in self.damaged:
+                self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
+
+    def drop_damaged_of(self, path: str) -> None:
+        """Likewise of one file. The keys of others are not looked at. Only while `writing`."""
+        with self._told(), self._connection:
+            generation, end = self._end_of_keys()
+            records = self._read_records(generation, end)
+            rows = self._connection.execute(
+                "SELECT DISTINCT name, keys.start, keys.num_tokens, checksum FROM windows "
+                "JOIN files ON file = files.id JOIN keys USING (name) WHERE path = ?",
+                (path,),
+            ).fetchall()
+            bad = [(name,) for name, *row in rows if not self._is_whole(generation, records, *row)]
+            if bad:
+                self._connection.executemany("DELETE FROM keys WHERE name = ?", bad)
                 self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
 
     def _move_together(self, generation: int) -> None:

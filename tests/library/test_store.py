@@ -17,9 +17,18 @@ import numpy as np
 import pytest
 
 from gemserve.errors import LibraryBusy, LibraryError, OtherModel
-from gemserve_library.keys_file import KeysFile, rounded_keys
+from gemserve_library.adding import add_files
+from gemserve_library.keys_file import KeysFile, checksum, rounded_keys
 from gemserve_library.library import DATABASE, Library, remove_library
-from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+from tests.library.worlds import (
+    IDENTITY,
+    FakeReader,
+    FakeRequests,
+    add,
+    open_library,
+    paragraphs,
+    text_source,
+)
 from tests.samples.make_samples import SAMPLES
 
 SECRET = "zanzibarcode"
@@ -221,6 +230,45 @@ def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -
     assert 0 < reader.num_tokens <= IDENTITY.window
     assert (library.index().counts > 0).all()
     assert not library.damaged
+
+
+def test_an_upload_checks_the_keys_of_its_own_file_alone(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read the whole library. What is damaged of its own file is still read again."""
+    checked: list[int] = []
+
+    def count(records: Any) -> int:
+        checked.append(len(records))
+        return checksum(records)
+
+    monkeypatch.setattr("gemserve_library.library.checksum", count)
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+
+    def upload(name: str) -> int:
+        """The tokens that were read."""
+        library, reader = open_library(tmp_path / "a"), FakeReader()
+        source = text_source(name, paragraphs(20, name))
+        list(add_files(library, requests, tokenizer, reader, [source], checks_all=False))
+        library.close()
+        return reader.num_tokens
+
+    sizes = []
+    for number in range(20):
+        checked.clear()
+        assert upload(f"f{number:02}")
+        sizes.append(sum(checked))
+    assert sizes[19] < 1.1 * sizes[1]
+    assert not upload("f07")
+    library = open_library(tmp_path / "a")
+    index = library.index()
+    start = index.starts[index.files == index.files[index.ids == index.ids.min()]][0]
+    with open(tmp_path / "a" / "keys.0", "r+b") as file:
+        file.seek(int(start) * index.records.dtype.itemsize + 5)
+        file.write(b"\x55\x55")
+    assert not upload("f07")
+    assert 0 < upload("f00") <= IDENTITY.window
+    assert not open_library(tmp_path / "a").damaged
 
 
 def test_keys_that_were_cut_off_are_named(tmp_path: Path, tokenizer: Any) -> None:

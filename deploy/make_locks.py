@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OLDEST_PYTHON = "3.11"
-IMAGE_EXTRAS = ("client", "gguf", "otel", "pdf")
+IMAGE_EXTRAS = ("client", "gguf", "library", "otel", "pdf")
 CUDA = r"torch|triton|nvidia-.*|cuda-.*"
 HEADER = "# Written by `make lock`: do not edit. {about}\n"
 # lock → what it is for, what it has, and the names that are left out. "ray" comes after "image",

@@ -16,8 +16,10 @@ from gemserve.cli.options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
     SERVER_OPTIONS,
+    Option,
     number,
     read_good_options,
+    read_switch,
     read_value,
 )
 from gemserve.cli.startup_checks import Problems
@@ -39,13 +41,20 @@ def build(arguments: Mapping[str, Any]) -> Any:
     from gemserve_fleet.replicas.ingress_deployment import application
     from gemserve_fleet.replicas.replica import ReplicaSettings
 
-    texts = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
+    problems, configs = Problems(), []
+    options = {option.flag.removeprefix("--"): option for table, _ in TABLES for option in table}
+    texts: dict[str, str] = {}
+    for given, value in arguments.items():
+        name = given.replace("_", "-")
+        text = _text_of(value, options.get(name))
+        if text is None:
+            problems.note(f"{name}={value}: must be one value, and not empty")
+        else:
+            texts[name] = text
     num_replicas = read_value("replicas", texts.pop("replicas", "1"), number(1))
     num_threads = read_value("threads", texts.pop("threads", "1"), number(1))
     drain_s = read_value("drain", texts.pop("drain", DRAIN_S), number(1, kind=float))
-    problems, configs = Problems(), []
-    named = {option.flag.removeprefix("--") for table, _ in TABLES for option in table}
-    for name in texts.keys() - named | texts.keys() & set(NOT_HERE):
+    for name in texts.keys() - options.keys() | texts.keys() & set(NOT_HERE):
         problems.note(f"{name}={texts[name]}: no such option here")
     environment = {
         "GEMSERVE_" + name.replace("-", "_").upper(): text for name, text in texts.items()
@@ -60,3 +69,16 @@ def build(arguments: Mapping[str, Any]) -> Any:
     settings = ReplicaSettings(num_threads=num_threads, model=model, engine=engine, server=server)
     has_gpu = model.device.startswith("cuda")
     return application(settings, num_replicas, has_gpu=has_gpu, drain_s=drain_s)
+
+
+def _text_of(value: Any, option: Option | None) -> str | None:
+    """The text of an option that a value of YAML stands for, or None.
+
+    YAML takes `on`, `off`, `yes`, `no` and the like for true and false.
+    """
+    if isinstance(value, bool):
+        is_switch = option is not None and option.read is read_switch
+        return (("off", "on"), ("false", "true"))[is_switch][value]
+    if isinstance(value, list) and option is not None and option.repeats:
+        return ",".join(map(str, value))
+    return None if value is None or isinstance(value, (list, Mapping)) else str(value)

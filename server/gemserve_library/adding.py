@@ -208,22 +208,33 @@ def add_files(
     sources: Iterable[FileSource],
     *,
     erases_text: bool = True,
+    checks_all: bool = True,
 ) -> Generator[Added, None, None]:
     """Be the only writer, add all files, and erase what no file needs any more.
 
-    `erases_text`: see `Library.clean`.
+    `erases_text`: see `Library.clean`. `checks_all`: look for damage in all keys of the library,
+    and not in those of the `sources` alone.
 
     Raises `LibraryBusy`, and `LibraryError` if the disk is full: what was stored before stays.
     """
     with library.writing():
-        library.index()
-        if library.damaged:
-            log.warning(
-                "the keys of %d files are damaged; they are read anew when the files are added "
-                "again: %s",
-                len(library.damaged),
-                ", ".join(map(shown, library.damaged[:_NAMED])),
-            )
-            library.drop_damaged()
+        if checks_all:
+            _drop_damaged(library)
+        else:
+            sources = list(sources)
+            for source in sources:
+                library.drop_damaged_of(source.path)
         yield from Adder(library, requests, tokenizer, run).add(sources)
         library.clean(erases_text=erases_text)
+
+
+def _drop_damaged(library: Library) -> None:
+    library.index()
+    if library.damaged:
+        log.warning(
+            "the keys of %d files are damaged; they are read anew when the files are added "
+            "again: %s",
+            len(library.damaged),
+            ", ".join(map(shown, library.damaged[:_NAMED])),
+        )
+        library.drop_damaged()

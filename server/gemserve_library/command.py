@@ -127,8 +127,10 @@ def gone_files(
 
     Also those that are left out now, unless they are among `files`, because they are named.
     """
+    from gemserve_library.finding import absolute_path
+
     found = set(map(str, files))
-    folders = [f"{Path(path).absolute()}/" for path in paths if os.path.isdir(path)]
+    folders = [f"{absolute_path(path)}/" for path in paths if os.path.isdir(path)]
     return [
         file.path
         for file in library.files()
@@ -192,6 +194,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
+    from gemserve_library.finding import absolute_path
     from gemserve_library.library import Library, remove_library
 
     folder = existing_folder(arguments.name, arguments.library_dir)
@@ -203,7 +206,7 @@ def run_remove(arguments: argparse.Namespace) -> int:
     known = [file.path for file in library.files()]
     removed: dict[str, None] = {}
     for given in arguments.paths:
-        path = str(Path(given).absolute())
+        path = str(absolute_path(given))
         within = [each for each in known if each in (given, path) or each.startswith(f"{path}/")]
         if not within:
             raise LibraryError(f"{given}: the library {arguments.name} has no such file")

@@ -72,6 +72,14 @@ def shown_path(path: Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
+def absolute_path(path: str | Path) -> Path:
+    """The path by which a library knows a file or folder: absolute, and without `..`."""
+    shortened = Path(os.path.abspath(path))
+    # behind a symbolic link `..` leads elsewhere
+    is_same = os.path.realpath(shortened) == os.path.realpath(path)
+    return shortened if is_same else Path(path).absolute()
+
+
 def find_files(given: Sequence[str], left_out: LeftOut | None = None) -> Iterator[Path]:
     """All files that these paths and patterns name, absolute, each once.
 
@@ -82,15 +90,15 @@ def find_files(given: Sequence[str], left_out: LeftOut | None = None) -> Iterato
     """
     left_out = left_out if left_out is not None else LeftOut()
     seen: set[Path] = set()
-    named = {Path(each).absolute() for each in given}
+    named = {absolute_path(each) for each in given}
     written = {part for path in named for part in path.parts}
-    for path in check_paths(given):
-        made = _made_folder(path.absolute(), written)
+    for path in map(absolute_path, check_paths(given)):
+        made = _made_folder(path, written)
         if made is not None:  # a pattern goes into all folders
             if made not in left_out.folders:
                 left_out.folders.append(made)
             continue
-        within = _within(path.absolute(), left_out) if path.is_dir() else [path.absolute()]
+        within = _within(path, left_out) if path.is_dir() else [path]
         for file in within:
             if file in seen:
                 continue

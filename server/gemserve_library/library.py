@@ -38,6 +38,7 @@ _REMOVED = ".removed-"  # begins the name of a folder that is being removed; no 
 _VERSION = "1"
 _BUSY_S = 30.0  # that a connection waits for another one's transaction
 _MOST_NAMES = 500  # in one statement
+_TRIES = 5  # to read an index while its keys are moved together
 # what values that no gemserve has written lead to: SQLite does not check types
 _DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 _WASTE = 1 << 16  # records of removed segments, below which the file is never written anew
@@ -106,7 +107,8 @@ class Index:
     """All segments as they are searched, in the order of their keys; all arrays [segments].
 
     `ids`: of the segments. `files`, `numbers`: which file each is in, and its place there.
-    `starts`, `counts`: its records. `num_passages`: of all segments together.
+    `starts`, `counts`: its records, 0 of them where they are damaged. `sizes`: how many tokens its
+    text has. `num_passages`: of all segments together.
     """
 
     ids: npt.NDArray[np.int64]
@@ -114,6 +116,7 @@ class Index:
     numbers: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
     num_passages: int
     records: Records
 
@@ -394,24 +397,30 @@ class Library:
         with self._told():
             return word_index.most_possible(self._connection, question, num_passages)
 
-    def _read_index(self) -> Index:
+    def _read_rows(self) -> tuple[int, npt.NDArray[np.int64]]:
+        """The number of the file with the keys, and a row for each segment."""
         self._connection.execute("BEGIN")  # one state of all tables
         try:
             generation, _ = self._end_of_keys()
             rows = self._connection.execute(
                 # one whose damaged keys were dropped is still found by its words
                 "SELECT windows.id, file, number, coalesce(keys.start, -1), "
-                "coalesce(keys.num_tokens, 0), coalesce(checksum, -1), num_passages "
+                "coalesce(keys.num_tokens, 0), coalesce(checksum, -1), num_passages, "
+                "windows.num_tokens "
                 "FROM windows LEFT JOIN keys USING (name) ORDER BY keys.start"
             ).fetchall()
         finally:
             self._connection.rollback()
-        table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-        end = int((table[:, 3] + table[:, 4]).max(initial=0))
-        try:
-            records = self._keys(generation).read(end)
-        except (OSError, ValueError):  # shorter than the database says
-            records = self._keys(generation).read(self._whole_records(generation))
+        return generation, np.array(rows, dtype=np.int64).reshape(-1, 8)
+
+    def _read_index(self) -> Index:
+        for _ in range(_TRIES):
+            generation, table = self._read_rows()
+            end = int((table[:, 3] + table[:, 4]).max(initial=0))
+            records = self._read_records(generation, end)
+            # else a writer has moved the keys into another file meanwhile
+            if len(records) == end or self._end_of_keys()[0] == generation:
+                break
         is_good = np.array(
             [self._is_whole(generation, records, *map(int, row)) for row in table[:, 3:6]], np.bool_
         )
@@ -431,16 +440,22 @@ class Library:
             numbers=table[:, 2],
             starts=table[:, 3],
             counts=counts,
+            sizes=table[:, 7],
             num_passages=int(table[:, 6].sum()),
             records=records,
         )
 
-    def _whole_records(self, generation: int) -> int:
+    def _read_records(self, generation: int, end: int) -> Records:
+        """The first `end` records, or those that there are."""
         keys = self._keys(generation)
         try:
-            return keys.path.stat().st_size // keys.dtype.itemsize
+            return keys.read(end)
+        except (OSError, ValueError):  # shorter than the database says
+            pass
+        try:
+            return keys.read(keys.path.stat().st_size // keys.dtype.itemsize)
         except OSError:
-            return 0
+            return keys.read(0)
 
     def _is_whole(
         self, generation: int, records: Records, start: int, count: int, expected: int
@@ -465,6 +480,21 @@ class Library:
                     (number,),
                 )
             for path in self.damaged:
+                self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
+
+    def drop_damaged_of(self, path: str) -> None:
+        """Likewise of one file. The keys of others are not looked at. Only while `writing`."""
+        with self._told(), self._connection:
+            generation, end = self._end_of_keys()
+            records = self._read_records(generation, end)
+            rows = self._connection.execute(
+                "SELECT DISTINCT name, keys.start, keys.num_tokens, checksum FROM windows "
+                "JOIN files ON file = files.id JOIN keys USING (name) WHERE path = ?",
+                (path,),
+            ).fetchall()
+            bad = [(name,) for name, *row in rows if not self._is_whole(generation, records, *row)]
+            if bad:
+                self._connection.executemany("DELETE FROM keys WHERE name = ?", bad)
                 self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
 
     def _move_together(self, generation: int) -> None:

@@ -69,7 +69,7 @@ class Scores:
         order = order_segments(self.attention, self.words, self.most_words)
         of_library = np.repeat(np.arange(len(sizes)), sizes)
         ids = np.concatenate([index.ids for index in self.indexes])
-        tokens = np.concatenate([index.counts for index in self.indexes])
+        tokens = np.concatenate([index.sizes for index in self.indexes])
         size = max(library.identity.window for library in self.libraries)
         costs = np.maximum(tokens[order] / size, _SMALL)
         order = order[costs.cumsum() <= max(num_candidates, float(costs[:1].sum()))]
@@ -131,7 +131,7 @@ def search(
 def _words(library: Library, index: Index, question: str) -> Floats:
     scores = np.zeros(len(index.ids))
     found = library.by_words(question, index.num_passages)
-    if found:
+    if found and len(index.ids):  # files may have been added since it was read
         order = np.argsort(index.ids)
         ids = np.array(list(found))
         at = order[np.searchsorted(index.ids, ids, sorter=order).clip(max=len(order) - 1)]

@@ -44,13 +44,13 @@ def test_a_manifest_fits_kubernetes_s_schema(manifest: dict[str, Any], release: 
         validator.validate(wrong, release, strict=True)
 
 
-def rendered(folder: str) -> dict[str, dict[str, Any]]:
+def rendered(folder: str, root: Path = KUBERNETES) -> dict[str, dict[str, Any]]:
     """The objects that `kubectl apply -k` would send, by their kind."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
     done = subprocess.run(
-        [kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True
+        [kubectl, "kustomize", str(root / folder)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
@@ -74,6 +74,16 @@ def test_the_cpu_form_wants_no_gpu_anywhere() -> None:
     assert "cuda" not in text
     assert '"image": "gemserve:' in text
     assert "-cpu" in text
+
+
+def test_the_cpu_form_has_its_own_tag_in_any_registry(tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
+    engines = tmp_path / "engines" / "kustomization.yaml"
+    own = "newName: registry.example:5000/team/gemserve"
+    engines.write_text(engines.read_text("utf-8").replace("newName: gemserve", own))
+    images = re.findall(r'"image": "([^"]*)"', json.dumps(rendered("cpu", tmp_path)))
+    assert len(images) == 2
+    assert all(re.fullmatch(r"registry.example:5000/team/gemserve:.*-cpu", i) for i in images)
 
 
 def test_ray_s_pods_get_the_image_s_release() -> None:

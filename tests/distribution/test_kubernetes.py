@@ -211,11 +211,19 @@ def test_images_have_the_newest_release() -> None:
     }
     assert tags == {
         ("engines", "gemserve"): newest[1],
-        ("cpu", "gemserve"): f"{newest[1]}-cpu",
+        ("cpu", "(.*/)?gemserve"): f"{newest[1]}-cpu",
         ("ray", "gemserve"): newest[1],
         ("ray", "gemserve-ray"): newest[1],
     }
     assert {container(pod)["image"] for pod in PODS} == {"gemserve", "gemserve-ray"}
+
+
+@pytest.mark.parametrize("name", ["gemserve", "registry.example:5000/team/gemserve"])
+def test_the_cpu_form_finds_the_image_by_whatever_name_the_engines_have(name: str) -> None:
+    """With a registry in front it deployed the image for GPUs."""
+    (image,) = kustomization("cpu")["images"]
+    assert re.fullmatch(f"{image['name']}(:.*)?", f"{name}:0.1.0")
+    assert "newName" not in image
 
 
 def test_every_file_is_a_resource_of_its_folder() -> None:

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy.make_locks import IMAGE_EXTRAS, LOCKS, ROOT, entries, lock_path
+from gemserve.files.formats import FORMATS
 
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}(?: \\)?$", re.MULTILINE)
 
@@ -58,6 +59,11 @@ def test_a_lock_has_what_the_project_requires(name: str) -> None:
             continue
         versions = pinned[canonicalize_name(requirement.name)]
         assert all(map(requirement.specifier.contains, versions)), requirement
+
+
+def test_the_image_reads_every_format() -> None:
+    """It left out HTML, DOCX and EPUB, and advised to install a package, which nobody can there."""
+    assert {package for each in FORMATS.values() for package in each.needs} <= pins("image").keys()
 
 
 @pytest.mark.parametrize("name", LOCKS)

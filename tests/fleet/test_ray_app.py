@@ -54,6 +54,45 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         build({"replicas": 0})
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "field", "value"),
+    [
+        ("cuda-graphs: on", "engine", "cuda_graphs", "on"),
+        ("prompt_lookup: off", "engine", "prompt_lookup", "off"),
+        ("trust-remote-code: true", "model", "trust_remote_code", True),
+        ("trust-remote-code: off", "model", "trust_remote_code", False),
+        ("max-wait: 2.5", "server", "max_wait_s", 2.5),
+        (
+            "allowed-host: [a.example, b.example]",
+            "server",
+            "allowed_hosts",
+            ("a.example", "b.example"),
+        ),
+        (
+            "allowed-host: a.example,b.example",
+            "server",
+            "allowed_hosts",
+            ("a.example", "b.example"),
+        ),
+    ],
+)
+def test_values_of_yaml_mean_what_they_say(text: str, kind: str, field: str, value: Any) -> None:
+    """`off` is false in YAML, which became the text "False"."""
+    ingress = build({"model": "builtin", **yaml.safe_load(text)})._bound_deployment
+    (settings,) = ingress.init_args[1]._bound_deployment.init_args
+    assert getattr(getattr(settings, kind), field) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["model:", "library-dir: ~", "replicas:", "model: [a, b]", "adapter: {a: b}"]
+)
+def test_what_is_no_value_is_refused_by_name(text: str) -> None:
+    """A folder was called None."""
+    name = text.partition(":")[0]
+    with pytest.raises(ConfigError, match=f"{name}=.*: must be one value, and not empty"):
+        build(yaml.safe_load(text))
+
+
 @pytest.mark.parametrize(("arguments", "drain_s"), [({}, 300), ({"drain": 1200}, 1200)])
 def test_running_requests_have_time_when_replicas_are_changed(
     arguments: dict[str, Any], drain_s: float

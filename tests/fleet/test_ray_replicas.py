@@ -11,7 +11,7 @@ pytest.importorskip("ray", reason="needs the packages of gemserve[ray]")
 
 from ray.serve import context
 
-from gemserve_fleet.replicas.messages import RelayedRequest
+from gemserve_fleet.replicas.messages import RelayedRequest, RequestBody
 from gemserve_fleet.replicas.ray_replicas import RayReplicas
 from gemserve_fleet.replicas.replica_choice import RoutingHints
 from gemserve_fleet.replicas.router_link import ROUTER_LINK
@@ -61,7 +61,7 @@ async def test_calls_of_one_http_request_are_requests_of_their_own(
     token = context._serve_request_context.set(held)
     try:
         await asyncio.gather(*(replicas.call(name, "answer_whole") for name in NAMES))
-        request = RelayedRequest(number="1", scope={}, body=b"", caller=None)
+        request = RelayedRequest(number="1", scope={}, body=RequestBody(), caller=None)
         answers = replicas.answer(RoutingHints(), request)
         await anext(answers)
         await answers.aclose()

@@ -15,6 +15,7 @@ import pytest
 from gemserve.api.access.quota import Quota
 from gemserve.engine.worker import Engine
 from gemserve_fleet.replicas import ingress, relayed_app
+from gemserve_fleet.replicas.messages import RequestBody
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from tests.fakes import (
     BODIES,
@@ -145,6 +146,38 @@ async def test_a_replica_lost_before_the_reply_began_is_not_noticed(tokenizer: A
         gate.set()
         assert text_of(data_of(await asked)) == "one two"
         assert "gemserve_ingress_retries_total 1.0" in (await fleet.client.get("/metrics")).text
+
+
+class CountedBody(bytes):
+    num_made = num_alive = 0
+
+    def __new__(cls, content: bytes) -> CountedBody:
+        cls.num_made, cls.num_alive = cls.num_made + 1, cls.num_alive + 1
+        return super().__new__(cls, content)
+
+    def __del__(self) -> None:
+        CountedBody.num_alive -= 1
+
+
+async def test_nobody_holds_a_body_when_its_reply_has_begun(
+    fleet: Fleet, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes held it until the stream ended, although it was no longer counted."""
+    read = ingress._read_body
+
+    async def read_counted(receive: Any) -> RequestBody:
+        body = await read(receive)
+        assert body is not None
+        return RequestBody(CountedBody(body.content))
+
+    monkeypatch.setattr(ingress, "_read_body", read_counted)
+    asked = await ask_in_background(fleet, CHAT)
+    await replica_at_work(fleet)
+    await wait_for_async(lambda: not CountedBody.num_alive)
+    assert CountedBody.num_made == 2
+    assert not asked.done()
+    gate.set()
+    assert text_of(data_of(await asked)) == "one two"
 
 
 async def test_a_request_that_is_tried_again_counts_once(

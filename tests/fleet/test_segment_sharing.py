@@ -30,7 +30,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.build import build_core
 from gemserve.engine.core import Core
-from gemserve_fleet.replicas.messages import ChoicesAdded, RelayedRequest, TokensUsed
+from gemserve_fleet.replicas.messages import ChoicesAdded, RelayedRequest, RequestBody, TokensUsed
 from gemserve_fleet.replicas.relayed_app import RelayedApp
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
 from gemserve_fleet.replicas.segment_shares import FromPeer, Refused, SegmentShare, assign_groups
@@ -324,7 +324,7 @@ def relayed(text: str, caller: Caller | None, **fields: Any) -> RelayedRequest:
         "root_path": "",
     }
     body = json.dumps(body_of(text, **fields)).encode()
-    return RelayedRequest(number="1", scope=scope, body=body, caller=caller)
+    return RelayedRequest(number="1", scope=scope, body=RequestBody(body), caller=caller)
 
 
 def relayed_of(member: Member) -> RelayedApp:

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from gemserve.errors import LibraryError
+from gemserve.errors import LibraryError, PdfsBusy, RequestError
 from gemserve.files import file_text
+from gemserve.files.converting import PackageMissing
 from gemserve.files.file_text import FileText
 from gemserve_library.adding import FileSource, add_files
+from gemserve_library.command import gone_files
 from gemserve_library.cutting import cut_file, sections
-from gemserve_library.finding import LeftOut, find_files
+from gemserve_library.finding import LeftOut, absolute_path, find_files
 from gemserve_library.ignore_rules import IgnoreRules
 from gemserve_library.library import Library
 from tests.library.worlds import (
@@ -238,6 +240,35 @@ def test_a_file_that_changed_into_no_text_loses_what_was_stored(
     add(library, tokenizer, [FileSource.of_file(path)])
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("a.pdf", PdfsBusy("5 are being read")),
+        ("a.epub", PackageMissing("is EPUB, which is not read here")),
+        ("a.pdf", RequestError("is a PDF", param="file", code="pdf_not_supported")),
+    ],
+)
+def test_a_file_that_cannot_be_read_now_keeps_what_was_stored(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    """A busy machine removed files from libraries, and so did one that lacked a package."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    library, path = open_library(tmp_path / "library"), tmp_path / name
+    monkeypatch.setattr(file_text, "kind_of", lambda *_: "text")
+    path.write_text("The ferry leaves at nine.")
+    add(library, tokenizer, [FileSource.of_file(path)])
+    kept = library.files()
+    path.write_text("%PDF- at ten")
+    monkeypatch.setattr(file_text, "kind_of", lambda *_: path.suffix[1:])
+    monkeypatch.setattr(file_text, "convert", refuse)
+    done = add(library, tokenizer, [FileSource.of_file(path)])
+    assert done.skipped == [(str(path), str(error))]
+    assert library.files() == kept != []
+
+
 @pytest.mark.slow
 def test_a_word_that_cannot_be_divided_leaves_out_its_file_alone(
     tmp_path: Path, tokenizer: Any
@@ -304,6 +335,26 @@ TREE = (
     *("venv/lib.py", "mine/pyvenv.cfg", "mine/lib.py", "build/a.js", "sub/dist/b.js", "target/c"),
     *(".venv/x.py", ".env", "sub/server.pem", "id_rsa", "sub/credentials", ".env.example", "k.txt"),
 )
+
+
+def test_a_file_has_one_path_however_it_is_written(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way of writing it was a file of its own, and what was gone of the others stayed."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "work").mkdir()
+    file = tmp_path / "docs" / "a.txt"
+    file.write_text("A word.")
+    monkeypatch.chdir(tmp_path / "work")
+    library = open_library(tmp_path / "library")
+    for given in ("../docs", str(tmp_path / "docs"), "../docs/*", "../work/../docs/a.txt"):
+        add(library, tokenizer, map(FileSource.of_file, find_files([given])))
+        assert [each.path for each in library.files()] == [str(file)]
+    # `..` of a linked folder is where the folder is
+    (other := tmp_path / "work" / "out").symlink_to(tmp_path / "docs")
+    assert absolute_path(other / ".." / "docs") == other / ".." / "docs"
+    file.unlink()
+    assert gone_files(library, ["../docs"], LeftOut(), []) == [str(file)]
 
 
 def test_what_is_ignored_made_or_secret_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,30 @@ def test_short_segments_count_for_a_part(tmp_path: Path, tokenizer: Any) -> None
     paths = [(each.file.path, each.segment.start) for each in found]
     assert paths == sorted(paths)
     assert sum(each.segment.num_tokens for each in found) <= 2 * IDENTITY.window
+
+
+def test_segments_with_damaged_keys_count_as_large_as_they_are(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """They counted as an eighth: eight times as many were read as were asked for."""
+    library = open_library(tmp_path / "a")
+    texts = {"x": paragraphs(60, "lake"), "y": paragraphs(600)}
+    add(library, tokenizer, [text_source(path, text) for path, text in texts.items()])
+    os.truncate(library.folder / "keys.0", 0)
+    library = open_library(tmp_path / "a")
+    found = search([library], None, (0, 1), "lake", 2)
+    assert library.damaged == ("x", "y")
+    assert 0 < sum(each.segment.num_tokens for each in found.candidates) <= 2 * IDENTITY.window
+    assert found.num_tokens == library.totals()[2]
+
+
+def test_what_is_added_after_the_index_was_read_is_no_error(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file of a library, added during a search, ended it with an internal error."""
+    library = open_library(tmp_path / "a")
+    empty = library.index()
+    add(library, tokenizer, [text_source("x", "The heron.")])
+    assert library.by_words("heron", 1)
+    monkeypatch.setattr(library, "index", lambda: empty)
+    assert search([library], None, (0, 1), "heron").candidates == ()

@@ -17,9 +17,18 @@ import numpy as np
 import pytest
 
 from gemserve.errors import LibraryBusy, LibraryError, OtherModel
-from gemserve_library.keys_file import KeysFile, rounded_keys
+from gemserve_library.adding import add_files
+from gemserve_library.keys_file import KeysFile, checksum, rounded_keys
 from gemserve_library.library import DATABASE, Library, remove_library
-from tests.library.worlds import IDENTITY, FakeReader, add, open_library, paragraphs, text_source
+from tests.library.worlds import (
+    IDENTITY,
+    FakeReader,
+    FakeRequests,
+    add,
+    open_library,
+    paragraphs,
+    text_source,
+)
 from tests.samples.make_samples import SAMPLES
 
 SECRET = "zanzibarcode"
@@ -223,6 +232,45 @@ def test_damaged_keys_are_named_and_read_again(tmp_path: Path, tokenizer: Any) -
     assert not library.damaged
 
 
+def test_an_upload_checks_the_keys_of_its_own_file_alone(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read the whole library. What is damaged of its own file is still read again."""
+    checked: list[int] = []
+
+    def count(records: Any) -> int:
+        checked.append(len(records))
+        return checksum(records)
+
+    monkeypatch.setattr("gemserve_library.library.checksum", count)
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+
+    def upload(name: str) -> int:
+        """The tokens that were read."""
+        library, reader = open_library(tmp_path / "a"), FakeReader()
+        source = text_source(name, paragraphs(20, name))
+        list(add_files(library, requests, tokenizer, reader, [source], checks_all=False))
+        library.close()
+        return reader.num_tokens
+
+    sizes = []
+    for number in range(20):
+        checked.clear()
+        assert upload(f"f{number:02}")
+        sizes.append(sum(checked))
+    assert sizes[19] < 1.1 * sizes[1]
+    assert not upload("f07")
+    library = open_library(tmp_path / "a")
+    index = library.index()
+    start = index.starts[index.files == index.files[index.ids == index.ids.min()]][0]
+    with open(tmp_path / "a" / "keys.0", "r+b") as file:
+        file.seek(int(start) * index.records.dtype.itemsize + 5)
+        file.write(b"\x55\x55")
+    assert not upload("f07")
+    assert 0 < upload("f00") <= IDENTITY.window
+    assert not open_library(tmp_path / "a").damaged
+
+
 def test_keys_that_were_cut_off_are_named(tmp_path: Path, tokenizer: Any) -> None:
     library = open_library(tmp_path / "a")
     add(library, tokenizer, [text_source("x", paragraphs(60))])
@@ -360,6 +408,29 @@ def test_gaps_are_closed_when_they_are_large(
         assert (after.records[start : start + count] == old[int(number)]).all()
     assert reader.index().ids.tolist() == after.ids.tolist()
     assert not reader.damaged
+
+
+def test_a_search_while_keys_are_moved_together_finds_them(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file was gone when it was opened, and all segments were taken for damaged."""
+    writer = open_library(tmp_path / "a")
+    add(writer, tokenizer, [text_source(name, paragraphs(30, name)) for name in ("x", "y")])
+    with writer.writing():
+        writer.remove_files(["x"])
+    reader, read = open_library(tmp_path / "a"), KeysFile.read
+
+    def moved_before(self: KeysFile, count: int) -> Any:
+        monkeypatch.setattr(KeysFile, "read", read)
+        with writer.writing():
+            writer.clean(is_full=True)
+        return read(self, count)
+
+    monkeypatch.setattr(KeysFile, "read", moved_before)
+    assert (reader.index().counts > 0).all()
+    assert len(reader.index().ids)
+    assert not reader.damaged
+    assert (tmp_path / "a" / "keys.1").exists()
 
 
 def test_a_segment_in_two_files_stays_until_both_are_gone(tmp_path: Path, tokenizer: Any) -> None:

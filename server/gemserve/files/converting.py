@@ -27,6 +27,10 @@ _MEMORY_BYTES = 2 << 30  # HTML takes more for its size than pages of a PDF
 _SHOWN_CHARS = 200
 
 
+class PackageMissing(LibraryError):
+    """A format is not read here, because a package of `gemserve[library]` is not installed."""
+
+
 def kind_of(content: bytes, name: str) -> str:
     """ "pdf", a key of `FORMATS`, or "text"."""
     suffix = PurePath(name).suffix
@@ -48,7 +52,7 @@ def convert(
         pdf = read_pdf(content, name, limits, reading)
         return pdf.text, pdf.page_starts
     if any(importlib.util.find_spec(each) is None for each in formats.FORMATS[kind].needs):
-        raise LibraryError(
+        raise PackageMissing(
             f'is {kind.upper()}, which is not read here: pip install "gemserve[library]"'
         )
     given = (kind, limits.text_bytes, limits.cpu_s, max(limits.memory_bytes, _MEMORY_BYTES))

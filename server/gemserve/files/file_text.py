@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 
-from gemserve.errors import GemserveError
-from gemserve.files.converting import LIMITS, convert, kind_of
+from gemserve.errors import GemserveError, PdfsBusy, RequestError
+from gemserve.files.converting import LIMITS, PackageMissing, convert, kind_of
 from gemserve.files.pdf_text import Reading, ReadingLimits
 from gemserve.files.plain_text import NotText, declared, decode
 
@@ -56,12 +56,22 @@ def read_bytes(path: Path) -> bytes:
 
 
 def text_of(content: bytes, name: str) -> FileText:
-    """The text of the file with this content. Raises `NoText`, which says why there is none."""
+    """The text of the file with this content.
+
+    Raises `NoText`, which says why there is none, and `Unreadable` if there may be one.
+    """
     try:
         read = read_file(content, name)
     except GemserveError as error:
-        raise NoText(str(error)) from error
+        raise (Unreadable if _may_have_text(error) else NoText)(str(error)) from error
     return replace(read, text=read.text.replace("\r\n", "\n"))
+
+
+def _may_have_text(error: GemserveError) -> bool:
+    """Whether the file can be read at another time, or where more packages are installed."""
+    if isinstance(error, RequestError):
+        return error.code == "pdf_not_supported"
+    return isinstance(error, (PdfsBusy, PackageMissing))
 
 
 def read_file(

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import count
@@ -37,7 +37,7 @@ from gemserve.wings import wings
 from gemserve_fleet.replicas.adapter_copies import PATH as ADAPTERS_PATH
 from gemserve_fleet.replicas.adapter_copies import AdapterCopies
 from gemserve_fleet.replicas.document_copies import PATH as DOCUMENTS_PATH
-from gemserve_fleet.replicas.document_copies import DocumentCopies
+from gemserve_fleet.replicas.document_copies import DocumentCopies, ids_in
 from gemserve_fleet.replicas.ingress_metrics import IngressMetrics
 from gemserve_fleet.replicas.messages import (
     Accepted,
@@ -46,6 +46,7 @@ from gemserve_fleet.replicas.messages import (
     DocumentsStored,
     FromReplica,
     RelayedRequest,
+    RequestBody,
     TokensUsed,
     WholeReply,
 )
@@ -75,7 +76,7 @@ _TELL_PERIOD_S = 20.0  # for replies that a client reads slowly; well below a re
 _EXPIRY_PERIOD_S = 60.0
 _PROBES = frozenset({"/health", "/ping", "/ready"})
 _BYTES_PER_TOKEN = 4  # about, in English
-# A body of so many bytes is cut into chunks in another thread: 4 MB take 15 ms.
+# A body of so many bytes is searched and cut in another thread: 4 MB take 15 ms.
 _LONG_BODY = 1 << 18
 _TEXT = re.compile(rb'(?<!\\)"(?:messages|prompt|input|system)"\s*:')
 _MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*"([^"]*)"')
@@ -178,8 +179,9 @@ class Ingress:
         body = await _read_body(receive)
         if body is None:
             return
-        request = self._request_of(scope, body)
-        relaying = _Relaying(scope, receive, send, request.number)
+        named = await self._named_documents(scope, body.content)
+        request = self._request_of(scope, body, named)
+        relaying = _Relaying(scope, receive, send, request)
         self._running.add(relaying)
         if self._telling is None:
             loop = asyncio.get_running_loop()
@@ -349,28 +351,38 @@ class Ingress:
         # one that does not answer drops it with the tenant's next request, or when it expires
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _request_of(self, scope: Scope, body: bytes = b"") -> RelayedRequest:
+    async def _named_documents(self, scope: Scope, body: bytes) -> list[str]:
+        """The ids of the caller's documents in a body."""
+        known = self._documents.ids(_tenant_of(scope))
+        if not known:
+            return []
+        if len(body) < _LONG_BODY:
+            return ids_in(body, known)
+        return await asyncio.to_thread(ids_in, body, known)
+
+    def _request_of(
+        self, scope: Scope, body: RequestBody | None = None, named: Sequence[str] = ()
+    ) -> RelayedRequest:
         state = scope["state"]
         headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
         relayed = {key: scope[key] for key in _SCOPE_KEYS if key in scope}
         relayed["headers"] = [*headers, (b"x-request-id", state["request_id"].encode())]
         relayed["client"], relayed["server"] = None, None
         relayed["asgi"], relayed["root_path"] = {"version": "3.0"}, ""
-        caller = state.get("caller")
-        tenant = b"" if caller is None else caller.key
-        needed = self._documents.needed(tenant, scope["path"], body)
+        tenant = _tenant_of(scope)
+        needed = self._documents.needed(tenant, scope["path"], named)
         return RelayedRequest(
             number=uuid.uuid4().hex,
             scope=relayed,
-            body=body,
-            caller=caller,
+            body=body or RequestBody(),
+            caller=state.get("caller"),
             documents=tuple(copy.id for copy in needed),
             gone=self._documents.gone(tenant),
         )
 
     async def _chunks(self, request: RelayedRequest) -> tuple[TextChunk, ...]:
         """The chunks of a long body's text."""
-        path, body = request.scope["path"], request.body
+        path, body = request.scope["path"], request.body.content
         is_read = request.scope["method"] == "POST" and not path.startswith(DOCUMENTS_PATH)
         if not is_read or len(body) <= LEAST_CHUNK:
             return ()
@@ -391,7 +403,7 @@ class Ingress:
         is_about = path.startswith(DOCUMENTS_PATH)
         return RoutingHints(
             number=next(self._numbers),
-            prompt_tokens=len(request.body) // _BYTES_PER_TOKEN,
+            prompt_tokens=len(request.body.content) // _BYTES_PER_TOKEN,
             answer_tokens=_ANSWER_TOKENS,
             chunks=chunks,
             avoid=avoid,
@@ -457,13 +469,13 @@ class _Relaying:
     when a replica is lost before it has made any of the answer.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, number: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request: RelayedRequest) -> None:
         self.replica: str | None = None
         self.request_id = str(scope["state"]["request_id"])
         self.status: int | None = None
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
-        self.number = number
+        self.number = request.number
         self.is_passing = False
         self.num_taken = self.num_told = 0  # bytes of the body, and those that the replica knows of
         self.stopped = asyncio.Event()  # the server stops
@@ -473,6 +485,7 @@ class _Relaying:
         self._send = send
         self._start: Message | None = None
         self._last: Message | None = None
+        self._request_body = request.body
         self._body = b""
         self._choices = 0  # that this attempt has added
         self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
@@ -561,6 +574,7 @@ class _Relaying:
     async def _begin(self) -> None:
         if not self.has_begun and self._start is not None:
             self.has_begun = True
+            self._request_body.drop()  # no replica gets it any more
             self._scope["state"]["body"].release()
             await self._send(self._start)
 
@@ -576,7 +590,12 @@ class _Relaying:
         await self.finish()
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+def _tenant_of(scope: Scope) -> bytes:
+    caller = scope["state"].get("caller")
+    return b"" if caller is None else caller.key
+
+
+async def _read_body(receive: Receive) -> RequestBody | None:
     """The whole body; None if the client has left."""
     parts: list[bytes] = []
     while True:
@@ -585,7 +604,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return RequestBody(b"".join(parts))
 
 
 def _changes_adapters(method: str, path: str) -> bool:

@@ -16,6 +16,21 @@ from gemserve.contract.adapters import AdapterInfo
 AsgiMessage = Mapping[str, Any]
 
 
+@dataclass(slots=True)
+class RequestBody:
+    """A request's body. `drop` frees its bytes, although the request is held until its reply ends.
+
+    A process that has a copy of the request has a copy of the body.
+    """
+
+    content: bytes = field(default=b"", repr=False)
+
+    def drop(self) -> bytes:
+        """Returns what is dropped."""
+        content, self.content = self.content, b""
+        return content
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayedRequest:
     """A request whose body is whole. `number` is the ingress's, and of no other request.
@@ -26,7 +41,7 @@ class RelayedRequest:
 
     number: str
     scope: Mapping[str, Any]
-    body: bytes
+    body: RequestBody
     caller: Caller | None
     documents: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()

@@ -244,7 +244,7 @@ class _Answering:
     async def receive(self) -> Message:
         if not self._is_received:
             self._is_received = True
-            return {"type": "http.request", "body": self._request.body, "more_body": False}
+            return {"type": "http.request", "body": self._request.body.drop(), "more_body": False}
         await self._left.wait()
         return {"type": "http.disconnect"}
 

@@ -261,7 +261,11 @@ class Uploads:
             # closed at once, so that whoever cancelled it finds nobody writing
             requests, tokenizer = self._shelf.requests, self._shelf.tokenizer
             with closing(
-                add_files(library, requests, tokenizer, run, [source], erases_text=False)
+                add_files(
+                    *(library, requests, tokenizer, run, [source]),
+                    erases_text=False,
+                    checks_all=False,
+                )
             ) as adding:
                 for added in adding:
                     upload.num_tokens = added.read_tokens

@@ -92,11 +92,12 @@ def test_a_filtered_prompt_may_be_longer_than_the_context() -> None:
 def test_what_is_closed_leaves_its_folder_to_others(tmp_path: Path) -> None:
     """Its threads and its lock stayed as long as the process."""
     config = EngineConfig(kv_memory_bytes=64 << 20, cache_dir=str(tmp_path))
+    before = {*threading.enumerate()}
     for _ in range(2):
         with LLM("builtin", config) as llm:
             assert llm.generate("Hello", max_tokens=1).token_ids
-        names = [thread.name for thread in threading.enumerate()]
-        assert not [name for name in names if name.startswith("gemserve-cache")]
+        made = [thread.name for thread in {*threading.enumerate()} - before]
+        assert not [name for name in made if name.startswith("gemserve-cache")]
 
 
 def test_an_adapter_s_positions_are_no_room_for_an_answer(llm: LLM) -> None:

@@ -153,24 +153,3 @@ def test_random_traces_of_several_keys_end_and_leak_nothing() -> None:
         else:
             raise AssertionError(f"trace {seed} did not end")
         assert s.pool.used == 0
-
-
-def test_a_large_request_is_not_overtaken_for_ever_by_small_ones_of_its_key() -> None:
-    """It needed more than its key might have beside its small ones, of which one always ran."""
-    units = 2 * LAYERS * 100
-    s = Scheduler(MemoryPool(10 * units), num_layers=LAYERS, max_running=64)
-    s.add(of(BOB, sequence(0, 140, None, 10)))
-    large = of(ALICE, sequence(1, 640, None, 10))
-    order = 2
-    s.add(of(ALICE, sequence(order, 90, None, 10)))
-    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
-    s.add(large)
-    for _ in range(200):
-        order += 1
-        s.add(of(ALICE, sequence(order, 90, None, 10, priority=1)))
-        s.schedule(100, is_decode_due=False, portion=Portion(8, None))
-        for done in [each for each in s.running if each.request.tenant == ALICE][:1]:
-            if done is not large:
-                s.finish(done)
-    assert large.state is not State.WAITING
-    s.check_integrity()

@@ -100,16 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
     _print_outcome(outcome)
     result = result_of(about_model(loaded), outcome, effort, seconds)
     try:
-        _export(arguments, result, outcome)
-    finally:  # whichever disk is full
         _write(loaded, result, seconds, is_partial=outcome.is_partial)
+    finally:  # if that disk is full, what took minutes is not lost
+        _export(arguments, result, outcome)
     return 130 if outcome.is_partial else 0
 
 
 def _export(arguments: argparse.Namespace, result: dict[str, object], outcome: Any) -> None:
     """Print what was found, and write it where the options say."""
-    if arguments.json:
-        print(json.dumps(result))
     if arguments.out is not None:
         out: Path = arguments.out
         (out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -117,6 +115,8 @@ def _export(arguments: argparse.Namespace, result: dict[str, object], outcome: A
             from gemserve.calibration.search.layer_chart import draw_layers
 
             draw_layers(out / "calibration.png", outcome)
+    if arguments.json:
+        print(json.dumps(result))
 
 
 def _write(loaded: Any, result: dict[str, object], seconds: float, *, is_partial: bool) -> None:

@@ -235,20 +235,15 @@ class Scheduler:
         answering = answering_of(self.running)
         reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
         num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
-        held_back: set[bytes] = set()  # else small requests would overtake a large one for ever
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
             tenant = sequence.request.tenant
-            if tenant in held_back:
-                continue
             # else a tenant that reads many documents would keep others from having any memory
             has_part_left = reading[tenant] * num_tenants < MOST_READING
             can_evict = reading.total() < MOST_READING or has_part_left
             source, size = self._fitting(sequence, answering, copied, can_evict)
             if not slots.may_have(sequence, size):
-                if sequence.times_passed >= MAX_TIMES_PASSED:
-                    held_back.add(tenant)
                 continue
             is_fitting = size <= self._available(size, source, copied, can_evict)
             if is_fitting or math.isfinite(sequence.request.begin_within_s):

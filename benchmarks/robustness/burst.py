@@ -1,8 +1,9 @@
 """Does a server recover from a burst? The scheduler alone, with a model of time.
 
-Requests come at random times, four times as many from second 60 to 75. Some are questions about a
-few documents, which the document cache should hold. A line every 30 s of simulated time says how
-long first tokens took, how much the cache holds, and how many requests were refused.
+Requests come at random times, `--burst` times as many from second 60 to 75. Some are questions
+about a few documents, which the document cache should hold. With `--keys` they are of several,
+which share the memory. A line every 30 s of simulated time says how long first tokens took, how
+much the cache holds, and how many requests were refused.
 
     python benchmarks/robustness/burst.py --rate 11 --most-reading 8
     python benchmarks/robustness/burst.py --rate 11 --most-reading 100000
@@ -21,21 +22,22 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
 from gemserve.engine.scheduling import scheduler as scheduling
+from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence
 from gemserve.engine.sequence.step_plan import Chunk, Kept, StepOutput
 
 LAYERS, UNIT_BYTES, KV_BYTES = 8, 512, 768 << 20  # the built-in model's
 MAX_QUEUE, MAX_RUNNING, CHUNK_TOKENS, KEEP = 128, 256, 2048, 1024
-DOCUMENTS = [[i] * 5900 for i in range(4)]
 LONG = [[100 + i] * 31_800 for i in range(8)]
-BURST_S, BURST = (60.0, 75.0), 4.0
+BURST_S = 60.0, 75.0
 REPORT_S = 30.0
 
 
-def draw(rng: Random, order: int) -> LiveSequence:
+def draw(rng: Random, order: int, options: argparse.Namespace) -> LiveSequence:
     """12% ask about a document, 0.7% about a long one, the others have a short prompt."""
     kind = rng.random()
-    documents = DOCUMENTS if kind < 0.12 else LONG if kind < 0.127 else None
+    short = [[i] * 5900 for i in range(options.documents)]
+    documents = short if kind < 0.12 else LONG if kind < 0.127 else None
     if documents is None:
         ids = [rng.randrange(4000) for _ in range(350)]
     else:
@@ -44,6 +46,7 @@ def draw(rng: Random, order: int) -> LiveSequence:
     request = Request(
         request_id=str(order),
         prompt_ids=ids,
+        tenant=b"%d" % rng.randrange(options.keys),
         sampling=SamplingParams(max_tokens=12 if rng.random() < 0.9 else 120),
         filter=FilterParams(method="sieve", keep=KEEP),
         plan=FilterPlan(
@@ -63,8 +66,9 @@ def chunk_s(chunk: Chunk) -> float:
     return chunk.count * (per_token_s + 5e-9 * (chunk.start + chunk.count / 2))
 
 
-def simulate(rate: float, seconds: float, seed: int) -> None:
-    rng = Random(seed)
+def simulate(options: argparse.Namespace) -> None:
+    rng, rate, seconds = Random(options.seed), options.rate, options.seconds
+    portion = Portion(8, None) if options.keys > 1 else None
     pool = MemoryPool(KV_BYTES // UNIT_BYTES)
     scheduler = scheduling.Scheduler(
         pool, num_layers=LAYERS, max_running=MAX_RUNNING, cache_units=pool.capacity // 2
@@ -76,17 +80,18 @@ def simulate(rate: float, seconds: float, seed: int) -> None:
         while due_s <= now_s:
             if len(scheduler.waiting) < MAX_QUEUE:
                 order += 1
-                sequence = draw(rng, order)
+                sequence = draw(rng, order, options)
                 arrived_s[sequence.order] = due_s
                 scheduler.add(sequence)
             else:
                 refused += 1
             is_burst = BURST_S[0] < due_s < BURST_S[1]
-            due_s += rng.expovariate(rate * (BURST if is_burst else 1))
+            due_s += rng.expovariate(rate * (options.burst if is_burst else 1))
         if scheduler.is_idle:
             now_s = due_s
             continue
-        plan = scheduler.schedule(CHUNK_TOKENS, is_decode_due=rng.random() < 0.4)
+        is_decode_due = rng.random() < 0.4
+        plan = scheduler.schedule(CHUNK_TOKENS, is_decode_due=is_decode_due, portion=portion)
         tokens = {row.sequence: [1] for row in plan.decodes}
         kept: dict[int, Kept] = {}
         if plan.decodes:
@@ -128,10 +133,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=11.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=600.0, help="to simulate")
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--burst", type=float, default=4.0, help="times the rate")
+    parser.add_argument("--keys", type=int, default=1)
+    parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--most-reading", type=int, default=scheduling.MOST_READING)
     arguments = parser.parse_args()
     scheduling.MOST_READING = arguments.most_reading
-    simulate(arguments.rate, arguments.seconds, arguments.seed)
+    simulate(arguments)
 
 
 if __name__ == "__main__":

@@ -471,16 +471,9 @@ class Library:
 
     def drop_damaged(self) -> None:
         """Forget the keys of damaged segments: they are read again. Only while `writing`."""
-        index = self.index()
-        bad = index.ids[index.counts == 0].tolist()
-        with self._told(), self._connection:
-            for number in bad:
-                self._connection.execute(
-                    "DELETE FROM keys WHERE name = (SELECT name FROM windows WHERE id = ?)",
-                    (number,),
-                )
-            for path in self.damaged:
-                self._connection.execute("UPDATE files SET digest = '' WHERE path = ?", (path,))
+        self.index()
+        for path in self.damaged:
+            self.drop_damaged_of(path)
 
     def drop_damaged_of(self, path: str) -> None:
         """Likewise of one file. The keys of others are not looked at. Only while `writing`."""
@@ -488,8 +481,9 @@ class Library:
             generation, end = self._end_of_keys()
             records = self._read_records(generation, end)
             rows = self._connection.execute(
-                "SELECT DISTINCT name, keys.start, keys.num_tokens, checksum FROM windows "
-                "JOIN files ON file = files.id JOIN keys USING (name) WHERE path = ?",
+                "SELECT DISTINCT name, coalesce(keys.start, -1), coalesce(keys.num_tokens, 0), "
+                "coalesce(checksum, -1) FROM windows JOIN files ON file = files.id "
+                "LEFT JOIN keys USING (name) WHERE path = ?",
                 (path,),
             ).fetchall()
             bad = [(name,) for name, *row in rows if not self._is_whole(generation, records, *row)]

@@ -271,6 +271,23 @@ def test_an_upload_checks_the_keys_of_its_own_file_alone(
     assert not open_library(tmp_path / "a").damaged
 
 
+def test_what_two_files_share_is_read_again_for_the_second_one(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """The first one's upload dropped the keys, and the second one was never read again."""
+    library = open_library(tmp_path / "a")
+    add(library, tokenizer, [text_source("x", paragraphs(60)), text_source("y", paragraphs(60))])
+    library.close()
+    os.truncate(tmp_path / "a" / "keys.0", 0)
+    library, reader = open_library(tmp_path / "a"), FakeReader()
+    requests = FakeRequests(planner=None, identity=IDENTITY)  # type: ignore[arg-type]
+    for name, text in (("x", "Another text."), ("y", paragraphs(60))):
+        sources = [text_source(name, text)]
+        list(add_files(library, requests, tokenizer, reader, sources, checks_all=False))
+    assert (library.index().counts > 0).all()
+    assert not library.damaged
+
+
 def test_keys_that_were_cut_off_are_named(tmp_path: Path, tokenizer: Any) -> None:
     library = open_library(tmp_path / "a")
     add(library, tokenizer, [text_source("x", paragraphs(60))])

@@ -342,16 +342,16 @@ def test_a_file_has_one_path_however_it_is_written(
 ) -> None:
     """Each way of writing it was a file of its own, and what was gone of the others stayed."""
     (tmp_path / "docs").mkdir()
-    (tmp_path / "work").mkdir()
+    (tmp_path / "desk").mkdir()
     file = tmp_path / "docs" / "a.txt"
     file.write_text("A word.")
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "desk")
     library = open_library(tmp_path / "library")
-    for given in ("../docs", str(tmp_path / "docs"), "../docs/*", "../work/../docs/a.txt"):
+    for given in ("../docs", str(tmp_path / "docs"), "../docs/*", "../desk/../docs/a.txt"):
         add(library, tokenizer, map(FileSource.of_file, find_files([given])))
         assert [each.path for each in library.files()] == [str(file)]
     # `..` of a linked folder is where the folder is
-    (other := tmp_path / "work" / "out").symlink_to(tmp_path / "docs")
+    (other := tmp_path / "desk" / "out").symlink_to(tmp_path / "docs")
     assert absolute_path(other / ".." / "docs") == other / ".." / "docs"
     file.unlink()
     assert gone_files(library, ["../docs"], LeftOut(), []) == [str(file)]

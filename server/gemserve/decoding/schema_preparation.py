@@ -110,10 +110,11 @@ def _leave_out_patterns(schema: Json) -> None:
     named = schema.get("patternProperties")
     if not isinstance(named, dict):
         return
-    left_out = [value for name, value in named.items() if not _is_regular(name)]
+    kept = {name: value for name, value in named.items() if _is_regular(name)}
+    left_out = [value for name, value in named.items() if name not in kept]
     if not left_out:
         return
-    schema["patternProperties"] = {n: value for n, value in named.items() if _is_regular(n)}
+    schema["patternProperties"] = kept
     others = schema.get("additionalProperties", True)
     if others is not True:
         values = left_out if others is False else [others, *left_out]

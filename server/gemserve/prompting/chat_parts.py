@@ -57,12 +57,14 @@ class RenderedChat:
         """
         last: PlacedPart | None = None
         for placed in reversed(self.parts):
-            if placed.part.role == "user" and not placed.part.is_written:
-                low, high = request_range(self.text[placed.low : placed.high])
-                if low < high and not self.is_result(placed):
-                    return placed
-                if low < high and last is None:
-                    last = placed
+            is_result = self.is_result(placed)
+            if placed.part.role != "user" or placed.part.is_written or (is_result and last):
+                continue
+            low, high = request_range(self.text[placed.low : placed.high])
+            if low < high and not is_result:
+                return placed
+            if low < high:
+                last = placed
         return last
 
     def is_result(self, placed: PlacedPart) -> bool:

@@ -95,11 +95,16 @@ def find_question(text: str, count_tokens: CountTokens, *, is_plain: bool = Fals
     if finder.is_short(whole):
         labelled = finder.labelled() if is_plain else None
         return [whole] if labelled is None else labelled.ranges
-    before_context = finder.before_context() if has_tail else None
-    if before_context is not None:
-        return [before_context]
+    labelled_in_front = finder.before_context()
+    if labelled_in_front is not None and has_tail:
+        return [labelled_in_front]
     after = finder.at_end()
-    front = None if after.asks is _Asks.SURELY else finder.in_front()
+    if after.asks is _Asks.SURELY:
+        front = None
+    elif labelled_in_front is not None:
+        front = _Candidate([labelled_in_front], _Asks.SURELY)
+    else:
+        front = finder.in_front()
     if not after.asks and (front is None or not front.asks):
         between = finder.between_documents()
         if between is not None:
@@ -167,9 +172,6 @@ class _Finder:
 
     def in_front(self) -> _Candidate | None:
         """The first paragraph or its first line, after a greeting, if it is short and asks."""
-        before_context = self.before_context()
-        if before_context is not None:
-            return _Candidate([before_context], _Asks.SURELY)
         start, end = self.whole[0], min(self.whole[0] + _END_CHARS, self.whole[1])
         end = min([end, *(start + low for low, _ in closed_blocks(self.text[start:end]))])
         for paragraph in split(BLANK_LINE, self.text, start, end)[:3]:
@@ -195,7 +197,7 @@ class _Finder:
         if label is None or context is None:
             return None
         # else it is of the documents, or of an example
-        is_in_front = not CONTEXT_LABEL.search("\n" + head[: label.start()])
+        is_in_front = not CONTEXT_LABEL.search(head, 0, label.start())
         tail = self.text[max(start + context.end(), self.whole[1] - _END_CHARS) : self.whole[1]]
         if not is_in_front or LABEL.search(tail) or LABEL.search(head, context.end()):
             return None

@@ -49,8 +49,9 @@ LABEL = re.compile(
 )
 ANSWER_LABEL = re.compile(r"(?:^|\s)[#*]*(?:answer|a)[ \t]*\d*[*]*[:：]", re.IGNORECASE)
 CONTEXT_LABEL = re.compile(
-    r"[\n\r][ \t#*]*(?:(?:retrieved|relevant|given|provided)[ \t]+)?(?:context|documents?|sources?|"
-    r"passages?|excerpts?|articles?|search[ \t]results)[*]*[ \t]*[:：]",
+    r"(?:^|[\n\r])[ \t#*]*(?:(?:retrieved|relevant|given|provided)[ \t]+)?"
+    r"(?:context|documents?|sources?|passages?|excerpts?|articles?|search[ \t]results)"
+    r"[*]*[ \t]*[:：]",
     re.IGNORECASE,
 )
 TAIL = re.compile(

@@ -146,11 +146,10 @@ def _changes(messages: Sequence[Message], template: str, *, is_cut: bool) -> Ite
     """What can be done about the messages, the least first."""
     roles = {message["role"] for message in messages}
     steps: list[Change] = []
-    always = (_calls_apart,) if is_cut else ()
     if any(map(_num_calls, messages)) and _COMPARES_NINE.search(template):
         steps.append(_short_ids)
     has_several = any(_num_calls(message) > 1 for message in messages)
-    if has_several and not always and _COMPARES_ONE.search(template):
+    if has_several and (is_cut or _COMPARES_ONE.search(template)):
         steps.append(_calls_apart)
     if "developer" in roles:
         steps.append(_developers_as_system)
@@ -159,10 +158,10 @@ def _changes(messages: Sequence[Message], template: str, *, is_cut: bool) -> Ite
     if "tool" in roles:
         steps.append(_results_as_users)
     steps.append(_neighbours_as_one)
-    for count in range(0 if always else 1, len(steps) + 1):
+    for count in range(1, len(steps) + 1):
         for chosen in combinations(steps, count):
             if not {_systems_first, _systems_in_user}.issubset(chosen):
-                yield partial(_changed, (*always, *chosen))
+                yield partial(_changed, chosen)
 
 
 def _num_calls(message: Message) -> int:
@@ -244,7 +243,7 @@ def _results_as_users(messages: Sequence[Message]) -> list[Message]:
             call_id = message.get("tool_call_id", "")
             called = f"{names[call_id]} ({call_id})" if call_id in names else call_id
             label = f"Result of {called or 'a call'}:\n"
-            result = {k: v for k, v in message.items() if k != "tool_call_id"}
+            result = {k: v for k, v in message.items() if k not in ("tool_call_id", "name")}
             changed.append({**result, "role": "user", **_joined([message], label)})
         else:
             changed.append(message)

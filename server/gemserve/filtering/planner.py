@@ -252,11 +252,9 @@ class FilterPlanner:
         is_whole = self._why_whole(params, num_tokens, num_protected, beside) is not None
         if is_whole or not METHODS[params.method].has_layer:
             return
-        size = self._segment_size(params, positions)
+        size = self._size_if_segmented(params, protected, num_tokens, positions)
         if size is not None:
-            documents = document_ranges(protected, (), num_tokens)
-            if self._needs_segments(documents, size, num_tokens, positions):
-                num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
+            num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
         layer = self._layer_of(params)
         window = self.sliding_windows[layer]
         if window == 0:
@@ -563,13 +561,24 @@ class FilterPlanner:
             if most is None or reason is None:
                 return None if most is None else min(most, longest)
             return longest
+        if self._why_whole(params, num_tokens, num_protected, beside) is not None:
+            return longest
+        size = self._size_if_segmented(params, protected, num_tokens, positions)
+        return longest if size is None else None
+
+    def _size_if_segmented(
+        self,
+        params: FilterParams,
+        protected: Sequence[ProtectedRange],
+        num_tokens: int,
+        positions: int,
+    ) -> int | None:
+        """The most tokens of a segment; None: a prompt that is filtered is read as one sequence."""
         size = self._segment_size(params, positions)
-        reason = self._why_whole(params, num_tokens, num_protected, beside)
-        if size is not None and reason is None:
-            documents = document_ranges(protected, (), num_tokens)
-            if self._needs_segments(documents, size, num_tokens, positions):
-                return None
-        return longest
+        documents = document_ranges(protected, (), num_tokens)
+        if size is None or not self._needs_segments(documents, size, num_tokens, positions):
+            return None
+        return size
 
     def _longest_behind(self, positions: int) -> int:
         """The most tokens of a pass behind `positions` of an adapter.

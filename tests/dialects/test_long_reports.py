@@ -36,13 +36,14 @@ async def test_the_event_loop_writes_no_report_of_thousands_of_messages(
 ) -> None:
     """Each choice of a stream held it for 66 ms."""
     threads: list[str] = []
-    written = token_counts._of_message
+    written = token_counts._flat
 
-    def writing(message: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return written(message)
+    def writing(report: Any) -> Any:
+        if report is MESSAGE:
+            threads.append(threading.current_thread().name)
+        return written(report)
 
-    monkeypatch.setattr(token_counts, "_of_message", writing)
+    monkeypatch.setattr(token_counts, "_flat", writing)
     report = replace(REPORT, messages=(MESSAGE,) * (MAX_ON_LOOP + 1))
     core = FakeCore(Filtered(report=report, started_s=0.0, filtered_s=0.0, ids=None), "a")
     messages = [{"role": "user", "content": "Hi"}]

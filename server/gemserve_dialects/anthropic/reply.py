@@ -23,9 +23,9 @@ from gemserve.api.replies.failures import (
     failure_response,
     is_failure,
 )
-from gemserve.api.replies.large_replies import build, json_reply
+from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
-from gemserve.api.replies.server_sent_events import event_stream_with, named_event
+from gemserve.api.replies.server_sent_events import event_stream_with, named_event, named_events
 from gemserve.api.replies.token_counts import (
     answer_headers,
     cached_tokens_of,
@@ -206,15 +206,8 @@ async def _events(
                 yield _failure_event(event, request_id)
                 return
             num_scored = answer.num_parts if isinstance(event, Filtered) else 0
-            following = partial(_next, _written(event, changes, answer), num_scored)
-            while (text := await build(following, num_scored)) is not None:
+            async for text in named_events(_written(event, changes, answer), num_scored):
                 yield text
-
-
-def _next(written: Iterator[AnyEvent], num_scored: int) -> str | None:
-    """The text of the next event; None: there is no other."""
-    content = next(written, None)
-    return None if content is None else named_event(content, num_scored=num_scored)
 
 
 def _failure_event(finished: Finished, request_id: str) -> str:

@@ -23,7 +23,7 @@ from gemserve.api.replies.failures import (
     finish_reason,
     is_failure,
 )
-from gemserve.api.replies.large_replies import build, json_reply
+from gemserve.api.replies.large_replies import MAX_ON_LOOP, build, json_reply
 from gemserve.api.replies.server_sent_events import event_stream_with
 from gemserve.api.replies.token_counts import filter_object, num_parts, token_headers
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
@@ -168,7 +168,9 @@ async def _lines(reader: EventReader, answer: _Answer) -> AsyncGenerator[str]:
             _, event = arrival
             changes = answer.add(event)
             if isinstance(event, Filtered):
-                yield await build(lambda: _written(answer.with_filter()), answer.num_parts)
+                yield await build(
+                    lambda: _written(answer.with_filter(), answer.num_parts), answer.num_parts
+                )
             if isinstance(event, Finished) and is_failure(event):
                 yield _failure_line(event)
                 return
@@ -205,7 +207,10 @@ def _failure_line(finished: Finished) -> str:
     return _written(error)
 
 
-def _written(content: Mapping[str, Any]) -> str:
+def _written(content: Mapping[str, Any], num_parts: int = 0) -> str:
+    """A line. One of many parts lets other threads run while it is written."""
+    if num_parts > MAX_ON_LOOP:
+        return f"{''.join(json.JSONEncoder().iterencode(content))}\n"
     return f"{json.dumps(content)}\n"
 
 

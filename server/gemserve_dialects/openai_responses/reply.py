@@ -16,7 +16,12 @@ from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, 
 from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
-from gemserve.api.replies.server_sent_events import event_stream, event_stream_with, named_event
+from gemserve.api.replies.server_sent_events import (
+    event_stream,
+    event_stream_with,
+    named_event,
+    named_events,
+)
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve.contract.filter_options import FilterParams
 from gemserve.contract.requests import Request
@@ -90,8 +95,7 @@ async def _events(
             is_large = isinstance(event, Filtered | Finished)
             is_large |= any(c.kind == "closed" for c in changes)
             num_scored = answer.num_scored if is_large else 0
-            following = partial(_next, _written(event, changes, answer, numbers), num_scored)
-            while (text := await build(following, num_scored)) is not None:
+            async for text in named_events(_written(event, changes, answer, numbers), num_scored):
                 yield text
 
 
@@ -102,12 +106,6 @@ def _created(answer: ResponseInProgress, numbers: Iterator[int]) -> str:
         "response": answer.unfinished_response,
     }
     return named_event(created, num_scored=answer.num_scored)
-
-
-def _next(written: Iterator[AnyEvent], num_scored: int) -> str | None:
-    """The text of the next event; None: there is no other."""
-    content = next(written, None)
-    return None if content is None else named_event(content, num_scored=num_scored)
 
 
 def _written(

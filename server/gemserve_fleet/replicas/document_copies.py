@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from gemserve_fleet.replicas.messages import DocumentCopy
@@ -58,18 +58,19 @@ class DocumentCopies:
             del gone[next(iter(gone))]
 
     def find(self, tenant: bytes, ids: Sequence[str]) -> list[DocumentCopy]:
-        known = self._living(tenant)
-        return self._as_sent(known[each] for each in ids if each in known)
+        now_s, known = self._clock(), self._living(tenant)
+        found = [known[each] for each in ids if each in known]
+        return [replace(copy, left_s=self._ends_s[copy.id] - now_s) for copy in found]
 
     def ids(self, tenant: bytes) -> frozenset[str]:
         return frozenset(self._living(tenant))
 
-    def needed(self, tenant: bytes, path: str, named: Sequence[str]) -> list[DocumentCopy]:
+    def needed(self, tenant: bytes, path: str, named: Sequence[str]) -> tuple[str, ...]:
         """The documents that a replica must have for a request whose body has `named` ids."""
         known = self._living(tenant)
         if path == PATH or path.startswith(f"{PATH}/"):  # lists and limits are about all of them
-            return self._as_sent(known.values())
-        return self._as_sent(known[each] for each in named if each in known)
+            return tuple(known)
+        return tuple(each for each in named if each in known)
 
     def gone(self, tenant: bytes) -> tuple[str, ...]:
         """Those that a replica may still have."""
@@ -91,10 +92,6 @@ class DocumentCopies:
     def _living(self, tenant: bytes) -> dict[str, DocumentCopy]:
         now_s, known = self._clock(), self._copies.get(tenant, {})
         return {each: copy for each, copy in known.items() if self._ends_s[each] > now_s}
-
-    def _as_sent(self, copies: Iterable[DocumentCopy]) -> list[DocumentCopy]:
-        now_s = self._clock()
-        return [replace(copy, left_s=self._ends_s[copy.id] - now_s) for copy in copies]
 
 
 def ids_in(body: bytes, known: Collection[str]) -> list[str]:

@@ -370,13 +370,12 @@ class Ingress:
         relayed["client"], relayed["server"] = None, None
         relayed["asgi"], relayed["root_path"] = {"version": "3.0"}, ""
         tenant = _tenant_of(scope)
-        needed = self._documents.needed(tenant, scope["path"], named)
         return RelayedRequest(
             number=uuid.uuid4().hex,
             scope=relayed,
             body=body or RequestBody(),
             caller=state.get("caller"),
-            documents=tuple(copy.id for copy in needed),
+            documents=self._documents.needed(tenant, scope["path"], named),
             gone=self._documents.gone(tenant),
         )
 

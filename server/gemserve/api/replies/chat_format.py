@@ -34,7 +34,7 @@ class ChatFormat:
     """Implements `ChoiceFormat`. Log-probabilities are those of all tokens of an answer."""
 
     id_prefix = "chatcmpl"
-    chars_per_scored = 16  # each may begin a call, which is looked for
+    chars_per_parsed: int | None = 16  # each may begin a call, which is looked for
 
     def __init__(self, vocabulary: TokenTexts, rules: AnswerRules) -> None:
         self._vocabulary, self._rules = vocabulary, rules

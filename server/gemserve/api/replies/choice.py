@@ -116,12 +116,12 @@ def attention_of(finished: Finished) -> AttentionExtras:
 class ChoiceFormat(Protocol[ChoiceT, PartT]):
     """How an endpoint writes a finished choice, and the parts of one in the chunks of a stream.
 
-    `chars_per_scored`: so many characters of an answer take as long to write in a finished choice
-    as a scored token.
+    `chars_per_parsed`: so many characters of an answer take as long to take apart as a scored token
+    to write; None: they are not taken apart.
     """
 
     id_prefix: str
-    chars_per_scored: int
+    chars_per_parsed: int | None
 
     def reply(
         self,

@@ -114,8 +114,9 @@ class _ChoicesReply(Generic[ChoiceT, PartT]):
                     work = partial(self.format.choice, choice, event)
                     # choices end together: their sum would hold the event loop
                     num_chars = sum(choice.num_chars for choice in self.choices)
-                    num_texts = num_chars // self.format.chars_per_scored
-                    finished[index] = await build(work, self._num_scored() + num_texts)
+                    per_parsed = self.format.chars_per_parsed
+                    num_parsed = num_chars // per_parsed if per_parsed else 0
+                    finished[index] = await build(work, self._num_scored() + num_parsed)
         reports = self._reports()
 
         def content() -> Completion | Chat:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gemserve.api.replies.choice import ReplyChoice, attention_of
 from gemserve.api.replies.failures import finish_reason
-from gemserve.api.replies.large_replies import CHARS_PER_SCORED
 from gemserve.api.replies.logprobs import CompletionLogprobWriter, TokenTexts
 from gemserve.api.replies.reply_types import (
     ChunkExtras,
@@ -27,7 +26,7 @@ class CompletionFormat:
     """Implements `ChoiceFormat`."""
 
     id_prefix = "cmpl"
-    chars_per_scored = CHARS_PER_SCORED
+    chars_per_parsed: int | None = None
 
     def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from fastapi.responses import Response, StreamingResponse
@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from gemserve.api.access.request_id import current_request_id
 from gemserve.api.replies.event_reader import EventReader
 from gemserve.api.replies.failures import failure_response
-from gemserve.api.replies.large_replies import MAX_ON_LOOP, to_json
+from gemserve.api.replies.large_replies import MAX_ON_LOOP, build, to_json
 
 log = logging.getLogger("gemserve.api")
 EVENTS = "text/event-stream"
@@ -40,6 +40,19 @@ def _as_line(text: str) -> str:
 def named_event(content: Mapping[str, object], *, num_scored: int = 0) -> str:
     """An event that is named by the `type` of its data. `num_scored`: see `to_json`."""
     return f"event: {content['type']}\n{data_event(content, num_scored=num_scored)}"
+
+
+async def named_events(
+    written: Iterator[Mapping[str, object]], num_scored: int
+) -> AsyncGenerator[str]:
+    """Each as a named event, large ones beside the event loop. `num_scored`: see `to_json`."""
+
+    def following() -> str | None:
+        content = next(written, None)
+        return None if content is None else named_event(content, num_scored=num_scored)
+
+    while (text := await build(following, num_scored)) is not None:
+        yield text
 
 
 def event_stream(

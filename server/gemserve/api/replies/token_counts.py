@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from gemserve.api.replies.choice import ReplyChoice
 from gemserve.api.replies.reply_types import FilterObject, Usage
-from gemserve.contract.reports import FilterReport, MessageReport
+from gemserve.contract.reports import FilterReport
 from gemserve.contract.requests import Request
 
 PROMPT_TOKENS_HEADER, KEPT_TOKENS_HEADER = "X-Gemserve-Prompt-Tokens", "X-Gemserve-Kept-Tokens"
@@ -19,11 +20,11 @@ FILTER_HEADER = "X-Gemserve-Filter"  # the `filter` object as JSON, without what
 def filter_object(report: FilterReport) -> FilterObject:
     # not `asdict` of the whole, which copies each of thousands of messages and ranges
     return {
-        **{each.name: getattr(report, each.name) for each in fields(report)},
+        **_flat(report),
         "filter_ms": round(report.filter_ms, 3),
-        "messages": report.messages and [dict(_of_message(each)) for each in report.messages],
-        "searched": report.searched and asdict(report.searched),
-        "sources": report.sources and [asdict(each) for each in report.sources],
+        "messages": report.messages and [*map(_flat, report.messages)],
+        "searched": report.searched and _flat(report.searched),
+        "sources": report.sources and [*map(_flat, report.sources)],
         "scores": report.scores and asdict(report.scores),
     }
 
@@ -35,8 +36,9 @@ def num_parts(report: FilterReport) -> int:
     return sum(len(each or ()) for each in several)
 
 
-def _of_message(message: MessageReport) -> Iterator[tuple[str, object]]:
-    return ((name, getattr(message, name)) for name in MessageReport.__slots__)
+def _flat(report: Any) -> dict[str, Any]:
+    """The fields of a report, as they are."""
+    return {name: getattr(report, name) for name in type(report).__slots__}
 
 
 def usage_object(reports: Sequence[FilterReport], choices: Sequence[ReplyChoice]) -> Usage:

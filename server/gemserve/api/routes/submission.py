@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -34,7 +34,7 @@ from gemserve.api.requests.turns import LONG_BYTES, TextTurns
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.contract.adapters import LoadedAdapter
-from gemserve.contract.events import Finished
+from gemserve.contract.events import Event, Finished
 from gemserve.contract.requests import Request as EngineRequest
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
@@ -269,10 +269,10 @@ class Submitter:
             count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "request"),
         )
-        last = ABORTED
-        async with aclosing(reader.events()) as arrivals:
-            async for _, event in arrivals:
-                last = event if isinstance(event, Finished) else last
+        events: list[Event] = [ABORTED]
+        await reader.read_to_end(events.append)
+        last = events[-1]
+        assert isinstance(last, Finished), "each stream ends with it"
         if last.late is not None or last.reason == "abort":
             raise EndedEarly(last)
         return last

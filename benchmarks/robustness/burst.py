@@ -36,8 +36,9 @@ REPORT_S = 30.0
 def draw(rng: Random, order: int, options: argparse.Namespace) -> LiveSequence:
     """12% ask about a document, 0.7% about a long one, the others have a short prompt."""
     kind = rng.random()
-    short = [[i] * 5900 for i in range(options.documents)]
-    documents = short if kind < 0.12 else LONG if kind < 0.127 else None
+    documents = LONG if kind < 0.127 else None
+    if kind < 0.12:
+        documents = [[i] * 5900 for i in range(options.documents)]
     if documents is None:
         ids = [rng.randrange(4000) for _ in range(350)]
     else:

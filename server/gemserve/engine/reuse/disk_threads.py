@@ -131,9 +131,9 @@ class CacheThreads:
                     writer.finish()
                 written = None if save.is_cancelled else writer.publish()
                 with save.lock:
-                    if not save.is_cancelled:
+                    if is_wanted := not save.is_cancelled:
                         save.result = written
-                if written is not None and save.is_cancelled:
+                if written is not None and not is_wanted:
                     written.path.unlink()
                 writer.settle()
             except Exception as error:

@@ -32,9 +32,8 @@ from gemserve.kv_layout import KVLayout, Piece, WindowRoom
 MAX_TIMES_PASSED = 64
 # A pass attends to each share on its own. What is in more of them is copied, into one place.
 MOST_SHARES = 8
-Answering = Mapping[
-    CacheKey, Sequence[LiveSequence]
-]  # those that are being answered, by their keys
+# those that are being answered, by their keys
+Answering = Mapping[CacheKey, Sequence[LiveSequence]]
 
 
 @dataclass(frozen=True, slots=True)

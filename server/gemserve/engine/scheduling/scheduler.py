@@ -55,8 +55,8 @@ MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits f
 # at a time. So no document gives way to it. Else a burst of requests empties the document cache,
 # every question reads its document anew, and the server stays overloaded long after the burst.
 MOST_READING = 8
-# Documents that give way so that nobody waits for an open chunk have a fraction of its tokens.
-LEAST_OF_CHUNK = 4  # times as many
+# Of an open chunk's tokens, as many of documents may give way so that nobody waits for its end.
+CHUNK_PART = 0.25
 
 
 class Scheduler:
@@ -292,7 +292,7 @@ class Scheduler:
         if self.pool.compact(size, fixed):
             return True
         open_units = sum(s.open_tokens * s.memory.size // s.capacity for s in open_passes)
-        most, tenant = open_units // LEAST_OF_CHUNK, sequence.request.tenant
+        most, tenant = int(CHUNK_PART * open_units), sequence.request.tenant
         if not can_evict or not self.cache.make_place(size, fixed, most, spared, tenant):
             return False
         return self.pool.compact(size, fixed)

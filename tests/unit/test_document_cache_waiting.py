@@ -15,6 +15,7 @@ from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
 from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
+from gemserve.kv_layout import KVLayout
 from tests.unit.test_document_cache import (
     LAYERS,
     FakeMemory,
@@ -200,17 +201,18 @@ def test_questions_at_once_share_the_document_s_memory() -> None:
     s, memory = cached()
     s.add(sequence(0, DOCUMENT))
     finish(s, memory)
-    for order in range(1, 9):
+    for order in range(1, 1 + MOST_READING):
         s.add(sequence(order, DOCUMENT + [order] * 10))
     plan = s.schedule(256, is_decode_due=True)
     s.check_integrity()
-    assert len(s.running) == 8
+    assert len(s.running) == MOST_READING
     assert not plan.copies
     assert s.cache.used == 5000
-    assert s.pool.used == 5000 + 8 * 20 * 2 * LAYERS  # what the answers will need, and no more
+    # what the answers will need, and no more
+    assert s.pool.used == 5000 + MOST_READING * 20 * 2 * LAYERS
     s.commit(plan, perform(s, plan, memory, Random(0)))
     finish(s, memory)
-    assert s.cache.counts.hits == 8
+    assert s.cache.counts.hits == MOST_READING
 
 
 def test_a_document_that_is_read_from_does_not_give_way() -> None:
@@ -376,6 +378,7 @@ def test_a_burst_does_not_empty_the_cache() -> None:
     step(s, memory)
     assert len(s.running) >= MOST_READING
     assert s.waiting
+    assert s.pool.free >= s.cache.unused
     assert s.cache.counts.evictions == evicted
     question = sequence(60, DOCUMENT + [8] * 10)
     assert find_cached(s.cache, question)[1] >= len(DOCUMENT) - 1
@@ -402,14 +405,47 @@ def test_documents_give_way_for_another_key_however_much_one_reads() -> None:
         order += 1
     shared = Portion(1, None)
     for order in range(100, 100 + MOST_READING):
-        s.add(of(ALICE, sequence(order, [order] * 100)))
+        s.add(of(ALICE, sequence(order, [order] * 1000)))
     s.schedule(256, is_decode_due=False, portion=shared)
     assert len(s.running) == MOST_READING
     evicted = s.cache.counts.evictions
-    size = pool.free // s.running[0].memory.size * 100 + 100  # does not fit
     for tenant, waits in ((ALICE, True), (BOB, False)):
-        late = of(tenant, sequence(len(s.sequences) + 200, [50] * size))
+        late = of(tenant, sequence(len(s.sequences) + 200, [50] * 2500))
+        assert late.reserved_units(KVLayout(growing=LAYERS)) > pool.free
         s.add(late)
         s.schedule(256, is_decode_due=False, portion=shared)
         assert (late.state is State.WAITING) == waits
         assert (s.cache.counts.evictions == evicted) == waits
+
+
+def test_few_prompts_hold_memory_while_they_wait_for_their_turn() -> None:
+    """A burst's prompts took all free memory, so the cache held a sixth of what it may.
+
+    Much shorter ones do not wait for them, nor do those that come before them.
+    """
+    s = Scheduler(MemoryPool(60_000), num_layers=LAYERS, max_running=64, cache_units=50_000)
+    alike = [sequence(order, [order] * 1000) for order in range(MOST_READING + 1)]
+    for each in alike:
+        s.add(each)
+    s.schedule(256, is_decode_due=False)
+    assert [each.state is State.WAITING for each in alike] == [False] * MOST_READING + [True]
+    short, longer, urgent = (sequence(20 + i, [i] * n) for i, n in enumerate((300, 3000, 1000)))
+    for each in (short, longer, with_priority(urgent, -1)):
+        s.add(each)
+    s.schedule(256, is_decode_due=False)
+    assert [*s.waiting] == [alike[MOST_READING], longer]
+
+
+def test_a_question_about_a_cached_document_does_not_wait_for_long_prompts() -> None:
+    s = Scheduler(MemoryPool(60_000), num_layers=LAYERS, max_running=64, cache_units=50_000)
+    memory = FakeMemory(60_000)
+    s.add(sequence(0, DOCUMENT))
+    finish(s, memory)
+    for order in range(1, 1 + MOST_READING):
+        s.add(sequence(order, [order] * 1000))
+    s.schedule(256, is_decode_due=False)
+    cached_one, new = sequence(10, DOCUMENT + [1] * 10), sequence(11, [8] * 1010)
+    s.add(new)
+    s.add(cached_one)
+    s.schedule(256, is_decode_due=False)
+    assert [*s.waiting] == [new]

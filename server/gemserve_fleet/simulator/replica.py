@@ -19,10 +19,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from gemserve.engine.scheduling.pace import LEAST_PER_DECODE, MOST_PER_DECODE
+from gemserve.engine.scheduling.scheduler import MOST_READING
 from gemserve_fleet.simulator.piece_cache import PieceCache
 from gemserve_fleet.simulator.request_cost import RequestCost
 
-MOST_READING = 8  # as in `engine.scheduling.scheduler`: beyond it the cache does not give way
 _DONE_S = 1e-9
 _DONE_TOKENS = 1e-6
 
@@ -228,21 +228,32 @@ class Replica:
         finished.append(job)
 
     def _admit(self) -> None:
-        size = self._cost.peak_bytes
+        """Admit what fits. A much shorter one overtakes those that may not take from the cache."""
+        size, staying = self._cost.peak_bytes, list[SimulatedJob]()
         while self._waiting:
-            job = self._waiting[0]
+            job = self._waiting.popleft()
             if job.document in self._awaiting:
-                self._awaiting[job.document].append(self._waiting.popleft())
+                self._awaiting[job.document].append(job)
                 continue
             running = len(self._order) + len(self._decoding.ends)
             left = self._memory.kv_bytes - self._held_bytes - size
-            can_evict = len(self._order) < MOST_READING
-            if running >= self._memory.max_running or left < (0 if can_evict else self.cache.used):
-                return
-            self._waiting.popleft()
-            self._held_bytes += size
-            self._begin(job)
-            self.cache.shrink(left)
+            if running >= self._memory.max_running or left < 0:
+                staying.append(job)
+                break
+            if left >= self._memory.cache_bytes or self._may_take_from_cache(job):
+                self._held_bytes += size
+                self._begin(job)
+                self.cache.shrink(left)
+            else:
+                staying.append(job)
+        self._waiting.extendleft(reversed(staying))
+
+    def _may_take_from_cache(self, job: SimulatedJob) -> bool:
+        """Are few prompts being read, or is this one much shorter than all of them?"""
+        if len(self._order) < MOST_READING:
+            return True
+        least_s = min(reading.remaining_s for reading in self._order.values())
+        return 2 * self._cost.reading_s(self.cache.count(job.keys)) < least_s
 
     def _begin(self, job: SimulatedJob) -> None:
         job.num_cached = self.cache.use(job.keys)

@@ -165,6 +165,11 @@ class DocumentCache:
         return self._held.units
 
     @property
+    def unused(self) -> int:
+        """Units that it may hold and does not."""
+        return self._limit - self.used
+
+    @property
     def documents(self) -> Sequence[CachedDocument]:
         return [*self._documents]
 

@@ -93,7 +93,7 @@ class ReadingShares:
         kept = {each: turn for each, turn in self._is_first_next.items() if each in tenants}
         self._is_first_next = {**kept, tenant: not is_first_next}
         if others and not is_first_next:
-            return min(others, key=lambda s: (s.open_tokens == 0, s.remaining))
+            return min(others, key=lambda s: (s.open_tokens == 0, s.left_to_read))
         return first
 
     def note(self, sequence: LiveSequence, seconds: float) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from gemserve.cost import ModelShape
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
@@ -37,6 +36,7 @@ from gemserve.engine.reuse.segments import (
     find_segments,
     found_segments,
     leave_segments,
+    num_cached_tokens,
     release_segments,
 )
 from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
@@ -51,10 +51,11 @@ from gemserve.kv_layout import KVLayout
 MAX_SCORED_TOKENS = 256
 MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits for its end
 
-# Once so many prompts are being read, admitting another one makes nothing faster: they are read one
-# at a time. So no document gives way to it. Else a burst of requests empties the document cache,
-# every question reads its document anew, and the server stays overloaded long after the burst.
-MOST_READING = 8
+# Once so many prompts are being read, no other one takes memory that the document cache has or may
+# fill: they are read one at a time, so it would only wait there. Else a burst of requests empties
+# the cache, every question reads its document anew, and the server stays overloaded long after the
+# burst. One that is much shorter than all of them does not wait for memory.
+MOST_READING = 4
 # Of an open chunk's tokens, as many of documents may give way so that nobody waits for its end.
 CHUNK_PART = 0.25
 
@@ -216,12 +217,11 @@ class Scheduler:
     def _admit(self, taken: list[tuple[LiveSequence, CacheSource]], *, is_shared: bool) -> None:
         """Admit whatever fits, in fair order. Later requests may overtake a large one.
 
-        Documents in the cache give way, unless `MOST_READING` prompts are being read, of which the
-        tenant has its part. Scattered free units are made one by compaction. What passes that have
-        begun hold views of stays in its place; if it is in the way, they are finished first. A step
-        copies one document at most, so that nobody's next token waits for several. `taken`: what
-        will be copied, to which this adds. `is_shared`: there are several tenants, so that none may
-        hold all of the memory.
+        Documents in the cache give way. Scattered free units are made one by compaction. What
+        passes that have begun hold views of stays in its place; if it is in the way, they are
+        finished first. A step copies one document at most, so that nobody's next token waits for
+        several. `taken`: what will be copied, to which this adds. `is_shared`: there are several
+        tenants, so that none may hold all of the memory.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
@@ -233,19 +233,16 @@ class Scheduler:
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
         answering = answering_of(self.running)
-        reading = Counter(s.request.tenant for s in self.running if s.state is not State.DECODING)
-        num_tenants = len(reading.keys() | {s.request.tenant for s in self.waiting})
+        reading = [s for s in self.running if _takes_turns(s)]
+        num_tenants = len({s.request.tenant for s in [*reading, *self.waiting]})
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
-            tenant = sequence.request.tenant
-            # else a tenant that reads many documents would keep others from having any memory
-            has_part_left = reading[tenant] * num_tenants < MOST_READING
-            can_evict = reading.total() < MOST_READING or has_part_left
-            source, size = self._fitting(sequence, answering, copied, can_evict)
+            source, size = self._fitting(sequence, answering, copied)
             if not slots.may_have(sequence, size):
                 continue
-            is_fitting = size <= self._available(size, source, copied, can_evict)
+            may_begin = self._may_begin(sequence, size, source, reading, num_tenants)
+            is_fitting = may_begin and size <= self._available(size, source, copied)
             if is_fitting or math.isfinite(sequence.request.begin_within_s):
                 sequence.awaits_leader = self._awaits_leader(sequence)
             if is_fitting and sequence.awaits_leader:
@@ -253,14 +250,13 @@ class Scheduler:
             if is_fitting and taken and source is not None and not source.is_shared:
                 break
             if not is_fitting:
-                if sequence.times_passed >= MAX_TIMES_PASSED:
+                if may_begin and sequence.times_passed >= MAX_TIMES_PASSED:
                     break
                 continue
-            if can_evict:
-                self._make_room(sequence, size, _spared(source, copied))
+            self._make_room(sequence, size, _spared(source, copied))
             span = self.pool.allocate(size)
             if span is None:
-                if not self._compact(sequence, size, can_evict, _spared(source, copied)):
+                if not self._compact(sequence, size, _spared(source, copied)):
                     self._awaits_compaction = True
                     break
                 span = self.pool.allocate(size)
@@ -268,20 +264,18 @@ class Scheduler:
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
             slots.take(sequence, size)
-            reading[tenant] += 1
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.span, sequence.found = span, None
             span.is_private = bool(sequence.request.documents)
             sequence.most_held = max(sequence.most_held, size)
             self._begin_pass(sequence, source)
+            reading += [sequence] if _takes_turns(sequence) else []
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
 
-    def _compact(
-        self, sequence: LiveSequence, size: int, can_evict: bool, spared: list[CachedDocument]
-    ) -> bool:
+    def _compact(self, sequence: LiveSequence, size: int, spared: list[CachedDocument]) -> bool:
         """Make scattered free units one; False: passes that have begun are in the way.
 
         Documents give way where that helps, since a chunk of a long prompt can take a minute. They
@@ -293,7 +287,7 @@ class Scheduler:
             return True
         open_units = sum(s.open_tokens * s.memory.size // s.capacity for s in open_passes)
         most, tenant = int(CHUNK_PART * open_units), sequence.request.tenant
-        if not can_evict or not self.cache.make_place(size, fixed, most, spared, tenant):
+        if not self.cache.make_place(size, fixed, most, spared, tenant):
             return False
         return self.pool.compact(size, fixed)
 
@@ -303,12 +297,34 @@ class Scheduler:
             return True
         return awaits_segments(self.cache, sequence, self.running)
 
-    def _fitting(
+    def _may_begin(
         self,
         sequence: LiveSequence,
-        answering: Answering,
-        copied: list[CachedDocument],
-        can_evict: bool,
+        size: int,
+        source: CacheSource | None,
+        reading: Iterable[LiveSequence],
+        num_tenants: int,
+    ) -> bool:
+        """May this one take `size` units beside the prompts that are being read?
+
+        It may if these are few, if it is much shorter, or if it leaves the document cache what that
+        may hold. A tenant has its part of the few, and is compared with itself. What comes later by
+        priority does not count.
+        """
+        if size + self.cache.unused <= self.pool.free:
+            return True
+        tenant, priority = sequence.request.tenant, sequence.request.priority
+        before = [s for s in reading if s.request.priority <= priority]
+        own = [s for s in before if s.request.tenant == tenant]
+        if len(before) < MOST_READING or len(own) * num_tenants < MOST_READING:
+            return True
+        least, taken_over = min(s.left_to_read for s in own), 0 if source is None else source.count
+        if sequence.segment_pass is not None and 2 * sequence.num_kept < least:
+            taken_over = num_cached_tokens(self.cache, sequence)
+        return 2 * (sequence.left_to_read - taken_over) < least
+
+    def _fitting(
+        self, sequence: LiveSequence, answering: Answering, copied: list[CachedDocument]
     ) -> tuple[CacheSource | None, int]:
         """What a waiting sequence takes over, and the memory that it needs then.
 
@@ -317,21 +333,17 @@ class Scheduler:
         sequence.read_filtered()
         shape, cache = self._shape, self.cache
         if shape is None or not sequence.may_read_whole:
-            return self._fitting_as_is(sequence, answering, copied, can_evict)
+            return self._fitting_as_is(sequence, answering, copied)
         if is_cheaper_whole(cache, sequence, answering, shape):
             sequence.read_whole()
-            source, size = self._fitting_as_is(sequence, answering, copied, can_evict)
-            if source is not None and size <= self._available(size, source, copied, can_evict):
+            source, size = self._fitting_as_is(sequence, answering, copied)
+            if source is not None and size <= self._available(size, source, copied):
                 return source, size
             sequence.read_filtered()
-        return self._fitting_as_is(sequence, answering, copied, can_evict)
+        return self._fitting_as_is(sequence, answering, copied)
 
     def _fitting_as_is(
-        self,
-        sequence: LiveSequence,
-        answering: Answering,
-        copied: list[CachedDocument],
-        can_evict: bool,
+        self, sequence: LiveSequence, answering: Answering, copied: list[CachedDocument]
     ) -> tuple[CacheSource | None, int]:
         """The same for the way that the sequence is to be read.
 
@@ -340,17 +352,17 @@ class Scheduler:
         source = find_source(self.cache, sequence, answering)
         if source is not None:
             size = sequence.reserved_units(self._layout, source.num_shared)
-            if source.document is None or not can_evict:
+            if source.document is None:
                 return source, size
-            if size <= self._available(size, source, copied, can_evict):
+            if size <= self._available(size, source, copied):
                 return source, size
         return None, sequence.reserved_units(self._layout)
 
     def _available(
-        self, size: int, source: CacheSource | None, copied: list[CachedDocument], can_evict: bool
+        self, size: int, source: CacheSource | None, copied: list[CachedDocument]
     ) -> int:
         """Units that a sequence which needs `size` can have now."""
-        if size <= self.pool.free or not can_evict:
+        if size <= self.pool.free:
             return self.pool.free
         return self.cache.available(size, _spared(source, copied))
 
@@ -371,6 +383,8 @@ class Scheduler:
             self._place_windows(sequence, source)
             return
         sequence.state, sequence.num_cached = State.FILTERING, count
+        if sequence.segment_pass is not None:
+            sequence.num_found = num_cached_tokens(self.cache, sequence)
         self.begin_load(sequence, count)
 
     def _place_windows(self, sequence: LiveSequence, source: CacheSource | None = None) -> None:
@@ -388,12 +402,7 @@ class Scheduler:
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the unfinished prompt whose turn it is, if there is one."""
-        reading = (State.FILTERING, State.PREFILLING)
-        unfinished = [
-            s
-            for s in self.running
-            if s.state in reading and not s.is_loading and not s.awaits_source and not s.is_awaiting
-        ]
+        unfinished = [s for s in self.running if _takes_turns(s) and not s.awaits_source]
         if self._awaits_compaction:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
@@ -517,6 +526,12 @@ class Scheduler:
         for share in sequence.shared:
             self.pool.release(share.span)
         sequence.shared = ()
+
+
+def _takes_turns(sequence: LiveSequence) -> bool:
+    """Is its prompt being read, unless it waits for what the disk or another engine has of it?"""
+    is_reading = sequence.state in (State.FILTERING, State.PREFILLING)
+    return is_reading and not sequence.is_loading and not sequence.is_awaiting
 
 
 def _spans_of(sequence: LiveSequence) -> Iterator[Span]:

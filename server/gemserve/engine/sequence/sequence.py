@@ -57,6 +57,7 @@ class LiveSequence:
     shared: tuple[MemoryShare, ...] = ()
     room: WindowRoom | None = None
     is_loading: bool = False  # its filter pass waits for what the disk has of it
+    num_found: int = 0  # tokens of its segments that the document cache had when it was admitted
     num_cached: int = 0  # tokens of its filter pass that the document cache had
     num_reused: int = 0  # tokens of its prefill pass that were taken over
     most_held: int = 0  # most units of memory at any time so far
@@ -277,6 +278,20 @@ class LiveSequence:
     def remaining(self) -> int:
         """Tokens that the current pass has not run yet."""
         return self.pass_length - self.done
+
+    @property
+    def left_to_read(self) -> int:
+        """Tokens that are to be read before its answer, as far as that is known.
+
+        Of a waiting sequence these are all, whatever the cache has of them.
+        """
+        has_chosen = self.filter_layer is None or self.chosen is not None
+        if has_chosen:
+            return (self.num_read if self.evicts else self.num_kept) - self.done
+        segments = self.segment_pass
+        length = self.num_read if segments is None else segments.plan.num_tokens
+        skipped = max(0, self.num_found - self.num_cached)
+        return max(0, length - self.done - skipped) + self.num_kept
 
     @property
     def is_awaiting(self) -> bool:

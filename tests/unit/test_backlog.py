@@ -80,7 +80,7 @@ def test_answers_are_expected_to_be_as_long_as_earlier_ones() -> None:
     read(job, asked)
     clock.now_s += 1
     draw(job, 10)
-    assert backlog.retry_after_s() == 13  # 256 tokens are usual, and 20 came in a second
+    assert backlog.retry_after_s() == 12  # 256 tokens are usual, and 20 came in a second
     job.see(Finished(reason="stop", completion_tokens=10))
     other = backlog.enter(asked)
     assert backlog.retry_after_s() <= 2

@@ -5,25 +5,24 @@ For `Retry-After`, and to refuse what would be too much or wait too long.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
+from gemserve.api.access.work_speed import Work, WorkSpeed
 from gemserve.contract.events import Event, Filtered, Finished, TextDelta
 from gemserve.contract.requests import Request
 from gemserve.errors import QueueFull
 
 LEAST_S, MOST_S = 1, 60
 _BYTES_PER_TOKEN = 4  # of a body that is not tokenized yet
-_HALF_LIFE_S = 30.0  # of what is known about the rate, in time under load
 _USUAL_ANSWER = 256.0  # tokens, before any answer has ended
 
 
 class Backlog:
-    """Counts the tokens that are still to be read and drawn, and those of each second.
+    """Counts the tokens that are still to be read and drawn, and learns how long they take.
 
     It is used on the event loop only, so it needs no lock.
     """
@@ -40,8 +39,7 @@ class Backlog:
         self._expected: Counter[bytes] = Counter()
         self._parsed: Counter[bytes] = Counter()
         self._looked_s = 0.0
-        self._done_tokens = 0.0
-        self._busy_s = 0.0
+        self._speed = WorkSpeed()
         self._open_s = 0.0  # under load, since tokens were last read or drawn
         self._answers = 0
         self._answer_tokens = 0.0  # of an answer, on average
@@ -79,12 +77,12 @@ class Backlog:
     def tokens_left(self) -> int:
         """About how many tokens are still to be read and drawn."""
         expected = self._answer_tokens if self._answers else 0.0
-        return round(sum(job.tokens_left(expected) for job in self._jobs))
+        return round(sum(job.tokens_unread + job.answer_left(expected) for job in self._jobs))
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
         seconds = sum(self._seconds_left().values())
-        return max(LEAST_S, math.ceil(min(seconds, MOST_S)))
+        return max(LEAST_S, round(min(seconds, MOST_S)))
 
     def is_alone(self, tenant: bytes) -> bool:
         """Are there no requests but of this tenant?"""
@@ -101,28 +99,36 @@ class Backlog:
         return sum(min(seconds, own) for seconds in left.values())
 
     def _seconds_left(self) -> dict[bytes, float]:
-        """What the requests of each tenant will take; nothing while the rate is not known."""
+        """What the requests of each tenant will take; nothing while the speed is not known."""
         self._pass_time()
-        if self._done_tokens <= 0 or self._busy_s <= 0:
+        speed = self._speed
+        if not speed.is_known:
             return {}
         expected = self._answer_tokens if self._answers else _USUAL_ANSWER
-        left = {key: n + expected * self._parsed[key] for key, n in self._expected.items()}
+        left = {
+            tenant: [self._parsed[tenant], tokens, expected * self._parsed[tenant]]
+            for tenant, tokens in self._expected.items()
+        }
+        num_unread, unread = 0, 0
         for job in self._jobs:
-            left[job.tenant] = left.get(job.tenant, 0.0) + job.tokens_left(expected)
+            of_tenant = left.setdefault(job.tenant, [0, 0, 0.0])
+            of_tenant[0] += not job.is_read
+            of_tenant[1] += job.tokens_unread
+            of_tenant[2] += job.answer_left(expected)
+            num_unread += not job.is_read
+            unread += job.tokens_unread
+        left_s = {tenant: speed.seconds(Work(*work)) for tenant, work in left.items()}
         # A prompt counts as read at its end. Until then it is read as fast as others were, or, if
         # it should be read by now, more slowly.
-        unread = sum(job.tokens_unread for job in self._jobs)
-        read = min(unread, self._open_s * self._done_tokens / self._busy_s)
-        seconds = (self._busy_s + self._open_s) / (self._done_tokens + read)
-        share = 1.0 - read / max(1.0, sum(left.values()))
-        return {tenant: tokens * share * seconds for tenant, tokens in left.items()}
+        read_s = min(speed.seconds(Work(num_unread, unread)), self._open_s)
+        slower = (speed.busy_s + self._open_s) / (speed.busy_s + read_s)
+        share = 1.0 - read_s / sum(left_s.values()) if read_s else 1.0
+        return {tenant: seconds * share * slower for tenant, seconds in left_s.items()}
 
-    def add_done(self, tokens: int) -> None:
-        """Count tokens that were read or drawn, and forget the past."""
+    def add_done(self, work: Work) -> None:
+        """Count what was read or drawn."""
         self._pass_time()
-        share = 0.5 ** (self._open_s / _HALF_LIFE_S)
-        self._busy_s = self._busy_s * share + self._open_s
-        self._done_tokens = self._done_tokens * share + tokens
+        self._speed.note(work, self._open_s)
         self._open_s = 0.0
 
     def add_answer(self, tokens: int) -> None:
@@ -154,29 +160,28 @@ class BacklogJob:
         self._backlog = backlog
         self._prompt_tokens = prompt_tokens
         self._max_tokens = max_tokens
-        self._is_read = False
+        self.is_read = False
         self._drawn = 0
 
     @property
     def tokens_unread(self) -> int:
         """The prompt's tokens, until all of them are read."""
-        return 0 if self._is_read else self._prompt_tokens
+        return 0 if self.is_read else self._prompt_tokens
 
-    def tokens_left(self, expected_answer: float) -> float:
-        """Tokens to read and to draw, if the answer is as long as expected."""
-        answer = max(0.0, min(self._max_tokens, expected_answer) - self._drawn)
-        return answer + self.tokens_unread
+    def answer_left(self, expected: float) -> float:
+        """Tokens to draw, if the answer is as long as expected."""
+        return max(0.0, min(self._max_tokens, expected) - self._drawn)
 
     def see(self, event: Event) -> None:
         if isinstance(event, Filtered):
-            self._is_read = True
-            self._backlog.add_done(self._prompt_tokens)
+            self.is_read = True
+            self._backlog.add_done(Work(1, self._prompt_tokens))
         elif isinstance(event, TextDelta):
             self._drawn += len(event.token_ids)
-            self._backlog.add_done(len(event.token_ids))
+            self._backlog.add_done(Work(answer_tokens=len(event.token_ids)))
         elif isinstance(event, Finished):
             if event.segments_read is not None:  # for another replica, which answers
-                self._backlog.add_done(self._prompt_tokens)
+                self._backlog.add_done(Work(1, self._prompt_tokens))
             elif event.reason not in ("abort", "error"):
                 self._backlog.add_answer(event.completion_tokens)
             self.close()

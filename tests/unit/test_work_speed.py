@@ -1,0 +1,68 @@
+"""How long prompts and answers take is learned from stretches of mixed work."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from gemserve.api.access.work_speed import Work, WorkSpeed
+
+PROMPT_S, TOKEN_S, ANSWER_S = 0.05, 0.00002, 0.002
+
+
+def seconds_of(work: Work) -> float:
+    return work.prompts * PROMPT_S + work.prompt_tokens * TOKEN_S + work.answer_tokens * ANSWER_S
+
+
+def drawn(rng: Random) -> Work:
+    tokens = 6000 if rng.random() < 0.3 else 350
+    return Work(1, tokens, rng.randrange(2, 40))
+
+
+def learn(speed: WorkSpeed, rng: Random, count: int) -> None:
+    """Note so many requests, each prompt at its end and each token of its answer alone."""
+    for _ in range(count):
+        work = drawn(rng)
+        noise = rng.uniform(0.7, 1.3)
+        speed.note(Work(1, work.prompt_tokens), noise * seconds_of(Work(1, work.prompt_tokens)))
+        for _ in range(int(work.answer_tokens)):
+            speed.note(Work(answer_tokens=1), ANSWER_S)
+
+
+def test_it_tells_long_prompts_short_ones_and_answers_apart() -> None:
+    """By one speed for all tokens, a queue of long prompts seemed to take two to three times."""
+    speed, rng = WorkSpeed(), Random(1)
+    learn(speed, rng, 400)
+    for work in (Work(10, 60_000, 200), Work(10, 3500, 200), Work(0, 0, 500), Work(20, 70_000)):
+        assert speed.seconds(work) == pytest.approx(seconds_of(work), rel=0.15), work
+
+
+def test_what_is_known_to_have_been_done_takes_as_long_as_it_did() -> None:
+    speed, rng = WorkSpeed(), Random(2)
+    total, busy_s = Work(), 0.0
+    for _ in range(20):
+        work = drawn(rng)
+        seconds = rng.uniform(0.01, 0.1)
+        speed.note(work, seconds)
+        share = 0.5 ** (seconds / 30)
+        total, busy_s = total.plus(work, share), busy_s * share + seconds
+    assert speed.seconds(total) == pytest.approx(busy_s)
+
+
+def test_before_the_first_stretch_all_tokens_take_the_same() -> None:
+    speed = WorkSpeed()
+    assert not speed.is_known
+    speed.note(Work(1, 900), 0.5)
+    speed.note(Work(0, 0, 100), 0.5)
+    assert speed.is_known
+    assert speed.seconds(Work(5, 2000, 1000)) == pytest.approx(3.0, rel=0.01)
+
+
+def test_no_time_is_below_zero() -> None:
+    """Where more prompts came with less time by chance, further prompts would have saved time."""
+    speed = WorkSpeed()
+    for prompts, seconds in ((4, 4.0), (40, 1.0)) * 10:
+        speed.note(Work(prompts, 100 * prompts, 10), seconds)
+    for work in (Work(1), Work(0, 1), Work(0, 0, 1)):
+        assert speed.seconds(work) >= 0

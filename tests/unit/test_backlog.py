@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ def request(prompt: int, answer: int, tenant: bytes = b"") -> Request:
 
 
 def read(job: BacklogJob, asked: Request) -> None:
-    report: FilterReport = report_for(asked)
+    report: FilterReport = replace(report_for(asked), applied=True)
     job.see(Filtered(report=report, started_s=0, filtered_s=0))
 
 
@@ -196,3 +197,22 @@ def test_a_long_prompt_is_read_as_fast_as_others_until_it_should_be_over() -> No
     later = backlog.enter(request(10_000, 1))
     assert backlog.retry_after_s() == 60  # 150 s, as the last one
     later.close()
+
+
+def test_a_prompt_that_is_not_filtered_is_read_when_its_answer_begins() -> None:
+    """Its report comes when reading begins: its time counted for the others, and it for nothing."""
+    clock = Clock()
+    backlog = Backlog(clock)
+    first, asked = backlog.enter(request(1000, 1)), request(10_000, 1)
+    clock.now_s += 10
+    read(first, request(1000, 1))
+    first.see(Finished(reason="stop", completion_tokens=1))
+    job = backlog.enter(asked)
+    job.see(Filtered(report=report_for(asked), started_s=0, filtered_s=0))
+    assert backlog.wait_s(b"") == pytest.approx(100, rel=0.05)
+    with pytest.raises(QueueFull):
+        Backlog.check_room(backlog, 1 << 62)
+    clock.now_s += 100
+    draw(job, 1)
+    assert backlog.wait_s(b"") < 1
+    job.close()

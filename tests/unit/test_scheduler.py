@@ -325,6 +325,24 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
     raise AssertionError("never admitted")
 
 
+def test_a_long_prompt_is_not_overtaken_for_ever_while_others_are_read() -> None:
+    """Small ones took each piece of memory that became free, and four of them were always read."""
+    s = scheduler(2 * LAYERS * 1000)
+    rng = Random(0)
+    for order in range(6):
+        s.add(sequence(order, 150, None, 1))
+    s.schedule(20, is_decode_due=False)
+    s.add(large := sequence(6, 800, None, 1))
+    for order in range(7, 4000):
+        if len(s.waiting) < 10:
+            s.add(sequence(order, 150, None, 1))
+        plan = s.schedule(20, is_decode_due=False)
+        s.commit(plan, perform(s, plan, rng, 0.0))
+        if large.state is not State.WAITING:
+            return
+    raise AssertionError("never admitted")
+
+
 def test_memory_is_not_moved_under_an_open_chunk() -> None:
     """A pass points to its memory. Throwing it away for every move let a long prompt starve."""
     s = scheduler(2 * LAYERS * 400)

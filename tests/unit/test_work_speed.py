@@ -66,3 +66,15 @@ def test_no_time_is_below_zero() -> None:
         speed.note(Work(prompts, 100 * prompts, 10), seconds)
     for work in (Work(1), Work(0, 1), Work(0, 0, 1)):
         assert speed.seconds(work) >= 0
+
+
+def test_a_long_answer_alone_does_not_make_prompts_slow() -> None:
+    """Each of its tokens takes a step of its own, which took a fortieth of one beside others."""
+    speed, rng = WorkSpeed(), Random(3)
+    learn(speed, rng, 400)
+    for _ in range(10_000):
+        speed.note(Work(answer_tokens=1), 40 * ANSWER_S)
+    assert speed.seconds(Work(1, 6000)) < 6 * seconds_of(Work(1, 6000))
+    for _ in range(100):
+        speed.note(Work(answer_tokens=1), 3600.0)
+    assert speed.seconds(Work(1, 6000)) < 6 * seconds_of(Work(1, 6000))

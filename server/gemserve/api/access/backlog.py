@@ -174,17 +174,24 @@ class BacklogJob:
 
     def see(self, event: Event) -> None:
         if isinstance(event, Filtered):
-            self.is_read = True
-            self._backlog.add_done(Work(1, self._prompt_tokens))
+            if event.report.applied:  # else it is told when reading begins
+                self._note_read()
         elif isinstance(event, TextDelta):
+            self._note_read()
             self._drawn += len(event.token_ids)
             self._backlog.add_done(Work(answer_tokens=len(event.token_ids)))
         elif isinstance(event, Finished):
             if event.segments_read is not None:  # for another replica, which answers
-                self._backlog.add_done(Work(1, self._prompt_tokens))
+                self._note_read()
             elif event.reason not in ("abort", "error"):
+                self._note_read()
                 self._backlog.add_answer(event.completion_tokens)
             self.close()
+
+    def _note_read(self) -> None:
+        if not self.is_read:
+            self.is_read = True
+            self._backlog.add_done(Work(1, self._prompt_tokens))
 
     def close(self) -> None:
         """The request is no longer read. Idempotent."""

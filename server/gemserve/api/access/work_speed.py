@@ -12,6 +12,8 @@ _HALF_LIFE_S = 30.0  # of what is known, in time under load
 # Work is looked at in stretches, since what takes long is counted at its end.
 _STRETCH_S, _STRETCH_PROMPTS = 0.5, 2
 _DOUBT = 0.01  # how much one speed for all tokens counts beside what the stretches say
+_LEAST = 0.01  # of one speed for all tokens, that any token takes
+_MOST_SCALE = 4.0  # by which all three times are longer or shorter than the stretches say
 _ROUNDS = 100  # of improving each of the three times while the others stay
 
 
@@ -30,8 +32,8 @@ class Work(NamedTuple):
 class WorkSpeed:
     """The seconds of a prompt, of each of its tokens, and of each token of an answer.
 
-    They are the least squares over stretches of time, none of them below zero, and such that all
-    that is known to have been done takes as long as it did.
+    They are the least squares over stretches of time, none of them below zero, and as far as that
+    is near such that all that is known to have been done takes as long as it did.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class WorkSpeed:
         self._stretch, self._stretch_s = Work(), 0.0
         self._products = (Work(),) * len(Work._fields)  # per second, of all stretches
         self._sums = Work()
-        self._times = Work(0.0, 1.0, 1.0)  # compared with each other
+        self._times: Work | None = None  # None: no stretch has ended
 
     @property
     def is_known(self) -> bool:
@@ -58,7 +60,11 @@ class WorkSpeed:
 
     def seconds(self, work: Work) -> float:
         """How long `work` will take. Something must be known."""
-        return _product(self._times, work) * self.busy_s / _product(self._times, self._done)
+        if self._times is None:
+            return _product(self._usual(), work)
+        # while one long answer is drawn alone, its tokens say nothing about prompts
+        scale = self.busy_s / max(1e-9, _product(self._times, self._done))
+        return _product(self._times, work) * min(_MOST_SCALE, max(1 / _MOST_SCALE, scale))
 
     def _end_stretch(self) -> None:
         share = 0.5 ** (self._stretch_s / _HALF_LIFE_S)
@@ -68,20 +74,22 @@ class WorkSpeed:
             for row, count in zip(self._products, self._stretch, strict=True)
         )
         self._stretch, self._stretch_s = Work(), 0.0
-        times = self._learned()
-        if _product(times, self._done) > 0:
-            self._times = times
+        self._times = self._learned()
+
+    def _usual(self) -> Work:
+        """One speed for all tokens."""
+        per_token = self.busy_s / (self._done.prompt_tokens + self._done.answer_tokens)
+        return Work(0.0, per_token, per_token)
 
     def _learned(self) -> Work:
-        per_token = self.busy_s / (self._done.prompt_tokens + self._done.answer_tokens)
-        usual = Work(0.0, per_token, per_token)
+        usual = self._usual()
         times = list(usual)
         for _ in range(_ROUNDS):
             for i, row in enumerate(self._products):
                 if row[i] > 0:
                     rest = self._sums[i] - _product(row, times) + row[i] * times[i]
                     rest += _DOUBT * row[i] * usual[i]
-                    times[i] = max(0.0, rest / (row[i] * (1 + _DOUBT)))
+                    times[i] = max(_LEAST * usual[i], rest / (row[i] * (1 + _DOUBT)))
         return Work(*times)
 
 

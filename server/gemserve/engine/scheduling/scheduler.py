@@ -241,8 +241,8 @@ class Scheduler:
             source, size = self._fitting(sequence, answering, copied)
             if not slots.may_have(sequence, size):
                 continue
-            may_begin = self._may_begin(sequence, size, source, reading, num_tenants)
-            is_fitting = may_begin and size <= self._available(size, source, copied)
+            is_fitting = self._may_begin(sequence, size, source, reading, num_tenants)
+            is_fitting = is_fitting and size <= self._available(size, source, copied)
             if is_fitting or math.isfinite(sequence.request.begin_within_s):
                 sequence.awaits_leader = self._awaits_leader(sequence)
             if is_fitting and sequence.awaits_leader:
@@ -250,7 +250,7 @@ class Scheduler:
             if is_fitting and taken and source is not None and not source.is_shared:
                 break
             if not is_fitting:
-                if may_begin and sequence.times_passed >= MAX_TIMES_PASSED:
+                if sequence.times_passed >= MAX_TIMES_PASSED:
                     break
                 continue
             self._make_room(sequence, size, _spared(source, copied))
@@ -308,18 +308,18 @@ class Scheduler:
         """May this one take `size` units beside the prompts that are being read?
 
         It may if these are few, if it is much shorter, or if it leaves the document cache what that
-        may hold. A tenant has its part of the few, and is compared with itself. What comes later by
-        priority does not count.
+        may hold. A tenant has its part of the few, at least one, and is compared with itself. What
+        comes later by its own priorities does not count.
         """
         if size + self.cache.unused <= self.pool.free:
             return True
         tenant, priority = sequence.request.tenant, sequence.request.priority
-        before = [s for s in reading if s.request.priority <= priority]
-        own = [s for s in before if s.request.tenant == tenant]
-        if len(before) < MOST_READING or len(own) * num_tenants < MOST_READING:
+        own = [s for s in reading if s.request.tenant == tenant and s.request.priority <= priority]
+        num_before = len(own) + sum(s.request.tenant != tenant for s in reading)
+        if num_before < MOST_READING or len(own) * num_tenants < MOST_READING:
             return True
         least, taken_over = min(s.left_to_read for s in own), 0 if source is None else source.count
-        if sequence.segment_pass is not None and 2 * sequence.num_kept < least:
+        if sequence.segment_pass is not None and 2 * sequence.read_after_filter < least:
             taken_over = num_cached_tokens(self.cache, sequence)
         return 2 * (sequence.left_to_read - taken_over) < least
 

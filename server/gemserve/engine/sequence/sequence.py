@@ -291,7 +291,13 @@ class LiveSequence:
         segments = self.segment_pass
         length = self.num_read if segments is None else segments.plan.num_tokens
         skipped = max(0, self.num_found - self.num_cached)
-        return max(0, length - self.done - skipped) + self.num_kept
+        return max(0, length - self.done - skipped) + self.read_after_filter
+
+    @property
+    def read_after_filter(self) -> int:
+        """Tokens that all layers read once its filter has chosen."""
+        is_over = self.request.ends_when_read or self.request.selects_only
+        return 0 if is_over else self.num_kept
 
     @property
     def is_awaiting(self) -> bool:

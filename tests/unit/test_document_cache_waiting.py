@@ -449,3 +449,28 @@ def test_a_question_about_a_cached_document_does_not_wait_for_long_prompts() -> 
     s.add(cached_one)
     s.schedule(256, is_decode_due=False)
     assert [*s.waiting] == [new]
+
+
+def test_those_overtaken_often_begin_one_at_a_time_and_hold_nobody_up() -> None:
+    """After a burst all long prompts had been overtaken so often that short ones waited for them.
+
+    So nobody's document was read while it was cached, and the backlog stayed.
+    """
+    s = Scheduler(MemoryPool(80_000), num_layers=LAYERS, max_running=64, cache_units=70_000)
+    memory = FakeMemory(80_000)
+    for order in range(MOST_READING):
+        s.add(sequence(order, [order] * 1000))
+    s.schedule(256, is_decode_due=False)
+    overtaken = [sequence(10 + i, [10 + i] * 1500) for i in range(3)]
+    for each in overtaken:
+        each.times_passed = MAX_TIMES_PASSED
+        s.add(each)
+    s.add(short := sequence(20, [20] * 200))
+    s.schedule(256, is_decode_due=False)
+    assert [*s.waiting] == overtaken[1:]
+    assert short.state is State.FILTERING
+    s.finish(overtaken[0])
+    s.schedule(256, is_decode_due=False)
+    assert [*s.waiting] == overtaken[2:]
+    finish(s, memory)
+    assert not s.sequences

@@ -241,8 +241,8 @@ class Scheduler:
             source, size = self._fitting(sequence, answering, copied)
             if not slots.may_have(sequence, size):
                 continue
-            is_fitting = self._may_begin(sequence, size, source, reading, num_tenants)
-            is_fitting = is_fitting and size <= self._available(size, source, copied)
+            may_begin = self._may_begin(sequence, size, source, reading, num_tenants)
+            is_fitting = may_begin and size <= self._available(size, source, copied)
             if is_fitting or math.isfinite(sequence.request.begin_within_s):
                 sequence.awaits_leader = self._awaits_leader(sequence)
             if is_fitting and sequence.awaits_leader:
@@ -250,7 +250,7 @@ class Scheduler:
             if is_fitting and taken and source is not None and not source.is_shared:
                 break
             if not is_fitting:
-                if sequence.times_passed >= MAX_TIMES_PASSED:
+                if may_begin and sequence.times_passed >= MAX_TIMES_PASSED:
                     break
                 continue
             self._make_room(sequence, size, _spared(source, copied))
@@ -309,7 +309,8 @@ class Scheduler:
 
         It may if these are few, if it is much shorter, or if it leaves the document cache what that
         may hold. A tenant has its part of the few, at least one, and is compared with itself. What
-        comes later by its own priorities does not count.
+        comes later by its own priorities does not count. One that was overtaken often enough may
+        too, beside the others, but only one such prompt of a tenant at a time.
         """
         if size + self.cache.unused <= self.pool.free:
             return True
@@ -317,6 +318,9 @@ class Scheduler:
         own = [s for s in reading if s.request.tenant == tenant and s.request.priority <= priority]
         num_before = len(own) + sum(s.request.tenant != tenant for s in reading)
         if num_before < MOST_READING or len(own) * num_tenants < MOST_READING:
+            return True
+        is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
+        if is_overtaken and all(s.times_passed < MAX_TIMES_PASSED for s in own):
             return True
         least, taken_over = min(s.left_to_read for s in own), 0 if source is None else source.count
         if sequence.segment_pass is not None and 2 * sequence.read_after_filter < least:

@@ -13,7 +13,8 @@ from gemserve.api.documents import file_queue
 from gemserve.api.documents.file_queue import MAX_PDFS, FileQueue
 from gemserve.errors import PdfsBusy, RequestError
 from gemserve.files.file_text import FileText
-from gemserve.files.pdf_text import ReadingLimits, cleaned, read_pdf
+from gemserve.files.limited_process import ReadingLimits
+from gemserve.files.pdf_text import cleaned, read_pdf
 from tests.fakes import Api
 from tests.pdfs import pdf_of
 

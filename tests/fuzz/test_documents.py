@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gemserve.errors import LibraryError, PdfsBusy, RequestError
 from gemserve.files.converting import convert, kind_of
-from gemserve.files.pdf_text import ReadingLimits
+from gemserve.files.limited_process import ReadingLimits
 from tests.fuzz.cases import bounded, cases, changed_bytes
 from tests.library import test_formats as files
 from tests.pdfs import pdf_of

@@ -13,7 +13,7 @@ from gemserve.files import converting, file_text, formats
 from gemserve.files.converting import LIMITS, kind_of
 from gemserve.files.file_text import NoText, read_file, text_of
 from gemserve.files.formats import zip_parts
-from gemserve.files.pdf_text import ReadingLimits
+from gemserve.files.limited_process import ReadingLimits
 
 HTML = pytest.mark.skipif(
     not __import__("importlib.util").util.find_spec("mammoth"),

@@ -17,8 +17,7 @@ import gemserve
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
-from gemserve.api.access.logprob_limit import LogprobLimit
-from gemserve.api.access.reply_memory import ReplyMemory
+from gemserve.api.access.reply_memory import HeldLogprobs, HeldReply, ReplyMemory
 from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.error_replies import error_body, error_response
@@ -47,7 +46,7 @@ from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.config import ServerConfig
 from gemserve.errors import GemserveError
-from gemserve.files.pdf_text import ReadingLimits
+from gemserve.files.limited_process import ReadingLimits
 from gemserve.wings import AppParts, OpenedWing, wings
 
 
@@ -173,8 +172,8 @@ def _add_middleware(
 ) -> None:
     """The last one added sees a request first and its reply last."""
     app.add_middleware(HeadRequests)
-    app.add_middleware(ReplyMemory, memory_bytes=config.reply_memory_bytes)
-    app.add_middleware(LogprobLimit, memory_bytes=config.logprobs_memory_bytes)
+    app.add_middleware(ReplyMemory, kind=HeldReply, memory_bytes=config.reply_memory_bytes)
+    app.add_middleware(ReplyMemory, kind=HeldLogprobs, memory_bytes=config.logprobs_memory_bytes)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,

@@ -8,19 +8,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import PurePath
 
-from gemserve.errors import LibraryError, PdfsBusy
+from gemserve.errors import LibraryError
 from gemserve.files import formats
-from gemserve.files.pdf_text import (
+from gemserve.files.limited_process import (
     Reading,
     ReadingLimits,
-    has_pdf_mark,
     limit_this_process,
-    read_pdf,
+    run_reader,
 )
+from gemserve.files.pdf_text import has_pdf_mark, read_pdf
 
 LIMITS = ReadingLimits(text_bytes=1 << 27)
 _MEMORY_BYTES = 2 << 30  # HTML takes more for its size than pages of a PDF
@@ -55,32 +55,15 @@ def convert(
         raise PackageMissing(
             f'is {kind.upper()}, which is not read here: pip install "gemserve[library]"'
         )
-    given = (kind, limits.text_bytes, limits.cpu_s, max(limits.memory_bytes, _MEMORY_BYTES))
-    command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        (reading or Reading()).begin(process)
-        try:
-            output, _ = process.communicate(content, timeout=limits.wall_s)
-        except subprocess.TimeoutExpired as error:
-            raise PdfsBusy(
-                f"the machine was too busy to read one within {limits.wall_s:g} s"
-            ) from error
-        finally:
-            process.kill()
-    if process.returncode:
-        raise LibraryError(_costly(limits.cpu_s, given[-1]))
+    limits = replace(limits, memory_bytes=max(limits.memory_bytes, _MEMORY_BYTES))
+    given = (kind, limits.text_bytes, limits.cpu_s, limits.memory_bytes)
+    status, output = run_reader(__name__, given, content, limits.wall_s, reading)
+    if status:
+        raise LibraryError(limits.reason_costly)
     said = json.loads(output)
     if "reason" in said:
         raise LibraryError(said["reason"])
     return said["text"], ()
-
-
-def _costly(cpu_s: int, memory_bytes: int) -> str:
-    return (
-        f"takes too much to read; the limits are {cpu_s} s of processor time and "
-        f"{memory_bytes >> 20} MiB of memory"
-    )
 
 
 def _main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gemserve.errors import GemserveError, PdfsBusy, RequestError
 from gemserve.files.converting import LIMITS, PackageMissing, convert, kind_of
-from gemserve.files.pdf_text import Reading, ReadingLimits
+from gemserve.files.limited_process import Reading, ReadingLimits
 from gemserve.files.plain_text import NotText, declared, decode
 
 MOST_BYTES = 1 << 28  # of a file, and of what a packed one unpacks to

@@ -1,23 +1,21 @@
-"""Reads the text of PDF files, in a process of its own with limits on time, memory and output.
-
-A PDF is a program that draws pages. A hostile one can be small and keep a reader busy for hours, so
-no thread of the server reads one. This module is also the program of that process.
-"""
+"""Reads the text of PDF files. This module is also the program of the process that does it."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import logging
-import math
-import os
-import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any
 
-from gemserve.errors import PdfsBusy, RequestError, shown
+from gemserve.errors import RequestError, shown
+from gemserve.files.limited_process import (
+    Reading,
+    ReadingLimits,
+    limit_this_process,
+    run_reader,
+)
 
 _MAGIC = b"%PDF-"
 _MAGIC_WITHIN = 1024  # readers accept so many bytes before it
@@ -26,22 +24,6 @@ _BETWEEN_PAGES = "\n\n"
 _LIGATURES = str.maketrans(
     {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl"}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingLimits:
-    """`cpu_s`: seconds of processor time. `wall_s`: with fewer of these, a processor is missing.
-
-    `text_bytes`: of the text as UTF-8. `pages`: of PDFs. `unpacked_bytes`: of what a `.gz` has
-    packed; 0: as many as a file may have.
-    """
-
-    text_bytes: int
-    pages: int = 5000
-    cpu_s: int = 60
-    wall_s: float = 240.0
-    memory_bytes: int = 1 << 30
-    unpacked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +44,6 @@ def has_pdf_mark(content: bytes, *, is_named: bool) -> bool:
     return _MAGIC in start if is_named or b"\0" in start else start.lstrip().startswith(_MAGIC)
 
 
-class Reading:
-    """The process that reads one file, which may be ended from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ended = False
-
-    def begin(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._process = process
-            if self._is_ended:
-                process.kill()
-
-    def end(self) -> None:
-        """Nobody wants the text any more. Idempotent; it may come before `begin`."""
-        with self._lock:
-            self._is_ended = True
-            if self._process is not None:
-                self._process.kill()
-
-
 def read_pdf(
     content: bytes, name: str, limits: ReadingLimits, reading: Reading | None = None
 ) -> PdfText:
@@ -100,34 +60,16 @@ def read_pdf(
             "pdf_not_supported",
         )
     given = (limits.text_bytes, limits.pages, limits.cpu_s, limits.memory_bytes)
-    command = [sys.executable, "-P", "-m", __name__, *map(str, given)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        (reading or Reading()).begin(process)
-        try:
-            output, _ = process.communicate(content, timeout=limits.wall_s)
-        except subprocess.TimeoutExpired as error:
-            raise PdfsBusy(
-                f"the machine was too busy to read one within {limits.wall_s:g} s"
-            ) from error
-        finally:
-            process.kill()
-    if process.returncode < 0:  # ended by a limit
-        said: dict[str, Any] = {"code": "pdf_too_large", "reason": _costly(limits)}
+    status, output = run_reader(__name__, given, content, limits.wall_s, reading)
+    if status:  # ended by a limit
+        said: dict[str, Any] = {"code": "pdf_too_large", "reason": ""}
     else:
         said = json.loads(output)
     if said.get("code") == "pdf_too_large" and not said["reason"]:
-        said["reason"] = _costly(limits)
+        said["reason"] = limits.reason_costly
     if "code" in said:
         raise _refusal(name, said["reason"], said["code"])
     return PdfText(said["text"], said["pages"], tuple(said["starts"]))
-
-
-def _costly(limits: ReadingLimits) -> str:
-    return (
-        f"takes too much to read; the limits are {limits.cpu_s} s of processor time and "
-        f"{limits.memory_bytes >> 20} MiB of memory"
-    )
 
 
 def _refusal(name: str, reason: str, code: str) -> RequestError:
@@ -157,18 +99,6 @@ def _main() -> None:
         cause = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
         reply = {"code": "pdf_invalid", "reason": f"cannot be read as a PDF ({cause})"}
     sys.stdout.write(json.dumps(reply))
-
-
-def limit_this_process(cpu_s: int, memory_bytes: int) -> None:
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime) + cpu_s
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)  # answers go first
 
 
 def _read(content: bytes, text_bytes: int, max_pages: int) -> dict[str, Any]:

@@ -256,32 +256,23 @@ class FilterPlanner:
         if size is not None:
             num_tokens = min(num_tokens, size + BESIDE_SEGMENT)
         layer = self._layer_of(params)
-        window = self.sliding_windows[layer]
-        if window == 0:
-            raise RequestError(
-                f"filter.layer={layer}: this layer has no attention; the nearest that have it: "
-                f"{nearest_seeing(layer, self.sliding_windows)}",
-                param="filter.layer",
-            )
-        if window is not None and window < num_tokens:
-            raise RequestError(
-                f"filter.layer={layer}: this layer sees only the last {window} tokens of a "
-                f"prompt of {num_tokens}; choose another layer or filter: none",
-                param="filter.layer",
-            )
+        advice = "choose another layer or filter: none"
+        named = [(layer, "filter.layer", f"filter.layer={layer}: this layer", advice)]
         for layer in sorted({layer for layer, _ in params.heads or ()}):
+            advice = "choose heads of other layers"
+            named.append((layer, "filter.heads", f"filter.heads: layer {layer}", advice))
+        for layer, field, subject, advice in named:
             window = self.sliding_windows[layer]
             if window == 0:
+                nearest = nearest_seeing(layer, self.sliding_windows)
                 raise RequestError(
-                    f"filter.heads: layer {layer} has no attention; the nearest that have it: "
-                    f"{nearest_seeing(layer, self.sliding_windows)}",
-                    param="filter.heads",
+                    f"{subject} has no attention; the nearest that have it: {nearest}", param=field
                 )
             if window is not None and window < num_tokens:
                 raise RequestError(
-                    f"filter.heads: layer {layer} sees only the last {window} tokens of a prompt "
-                    f"of {num_tokens}; choose heads of other layers",
-                    param="filter.heads",
+                    f"{subject} sees only the last {window} tokens of a prompt of {num_tokens}; "
+                    f"{advice}",
+                    param=field,
                 )
 
     def planned(self, request: Request) -> Request:

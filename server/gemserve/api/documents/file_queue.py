@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from gemserve.errors import LibraryError, PdfsBusy, RequestError, shown
 from gemserve.files.file_text import FileText, NoText, is_plain, read_file
-from gemserve.files.pdf_text import Reading, ReadingLimits
+from gemserve.files.limited_process import Reading, ReadingLimits
 from gemserve.holdings import Holdings
 
 AT_ONCE = 2  # each may take a processor

@@ -15,8 +15,8 @@ import pytest
 
 from gemserve.api.access.backlog import Backlog
 from gemserve.api.routes.submission import Submitter
-from gemserve.contract.events import Finished
-from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, api_over, data_of
+from gemserve.contract.events import Event, Finished
+from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, FakeJob, api_over, data_of
 
 pytestmark = pytest.mark.anyio
 LATE = Finished(
@@ -163,6 +163,32 @@ async def test_what_has_not_begun_when_its_time_is_over_is_refused(
     assert "its reading had not begun after 0.3 s (X-Request-Timeout)" in reply.text
     assert int(reply.headers["retry-after"]) >= 1
     assert (await api.metrics())['admission_rejections_total{reason="queue_full"}'] == 1
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_step_that_hangs_does_not_make_a_client_wait_beyond_its_time(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    """Its time was over, and it was told so when the step ended, if it ever did."""
+    monkeypatch.setattr("gemserve.api.replies.event_reader.GRACE_S", 0.2)
+    gate = threading.Event()
+
+    class HangingCore(FakeCore):
+        def step(self) -> list[tuple[FakeJob, Event]]:
+            gate.wait(30)
+            return super().step()
+
+    async with api_over(HangingCore(), tokenizer) as api:
+        try:
+            began_s = time.monotonic()
+            reply = await api.post(CHAT, stream=is_streamed, headers={TIMEOUT: "0.3"})
+            assert time.monotonic() - began_s < 10
+            assert "it took longer than 0.3 s (X-Request-Timeout)" in reply.text
+            assert reply.text.count("it took longer") == 1
+            if not is_streamed:
+                assert reply.status_code == 504
+        finally:
+            gate.set()
 
 
 @pytest.fixture

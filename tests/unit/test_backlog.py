@@ -28,7 +28,7 @@ def request(prompt: int, answer: int, tenant: bytes = b"") -> Request:
 
 
 def read(job: BacklogJob, asked: Request) -> None:
-    report: FilterReport = replace(report_for(asked), applied=True)
+    report: FilterReport = replace(report_for(asked), applied=True, filter_ms=1.0)
     job.see(Filtered(report=report, started_s=0, filtered_s=0))
 
 
@@ -122,16 +122,16 @@ def test_the_wait_of_a_tenant_does_not_grow_with_others_queues() -> None:
 def test_prompts_that_are_not_read_have_a_limit_together() -> None:
     """128 prompts of a model's whole context would wait in gigabytes of memory."""
     backlog = Backlog(Clock(), max_tokens=100)
-    backlog.check_room(1000)  # alone it may be of any length
+    backlog.check_room(b"", 1000)  # alone it may be of any length
     asked = request(prompt=60, answer=5)
     job = backlog.enter(asked)
-    backlog.check_room(40)
+    backlog.check_room(b"", 40)
     with pytest.raises(QueueFull, match="60 tokens of prompts wait, the limit is 100"):
-        backlog.check_room(41)
+        backlog.check_room(b"", 41)
     read(job, asked)
-    backlog.check_room(41)
+    backlog.check_room(b"", 41)
     job.close()
-    backlog.check_room(101)
+    backlog.check_room(b"", 101)
 
 
 def test_requests_that_are_being_tokenized_count_as_usual_ones() -> None:
@@ -156,7 +156,7 @@ def test_requests_that_are_being_tokenized_count_as_usual_ones() -> None:
         assert backlog.wait_s(b"a") == pytest.approx(3, rel=0.1)
         assert backlog.wait_s(b"b") == 0
         assert backlog.tokens_left == 0, "the relay counts them itself"
-        backlog.check_room(1 << 61)
+        backlog.check_room(b"", 1 << 61)
     assert backlog.wait_s(b"a") == 0
 
 
@@ -211,8 +211,115 @@ def test_a_prompt_that_is_not_filtered_is_read_when_its_answer_begins() -> None:
     job.see(Filtered(report=report_for(asked), started_s=0, filtered_s=0))
     assert backlog.wait_s(b"") == pytest.approx(100, rel=0.05)
     with pytest.raises(QueueFull):
-        Backlog.check_room(backlog, 1 << 62)
+        backlog.check_room(b"", 1 << 62)
     clock.now_s += 100
     draw(job, 1)
     assert backlog.wait_s(b"") < 1
     job.close()
+
+
+def learned(clock: Clock, **settings: int) -> Backlog:
+    """One that knows: a thousand tokens of a prompt take a second, and one of an answer 20 ms."""
+    backlog = Backlog(clock, **settings)
+    for prompt in (1000, 2000, 500) * 20:
+        asked = request(prompt, 20)
+        job = backlog.enter(asked)
+        clock.now_s += prompt / 1000
+        draw(job, 1)
+        for _ in range(19):
+            clock.now_s += 0.02
+            draw(job, 1)
+        job.see(Finished(reason="length", completion_tokens=20))
+    return backlog
+
+
+def test_a_long_prompt_is_nearly_read_though_a_stream_is_drawn_beside_it() -> None:
+    """Each token of the stream set its time back, and the speed of all prompts seemed to fall."""
+    clock = Clock()
+    backlog = learned(clock)
+    stream = backlog.enter(request(10, 4000))
+    draw(stream, 1)
+    job = backlog.enter(request(60_000, 20))
+    waits = []
+    for _ in range(7):
+        waits.append(backlog.wait_s(b""))
+        for _ in range(200):
+            clock.now_s += 0.05
+            draw(stream, 1)
+    assert waits[0] == pytest.approx(65, rel=0.2)
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] < 35
+    job.close()
+    stream.close()
+
+
+def test_what_was_read_of_a_cancelled_prompt_counts_for_no_other() -> None:
+    """Its minute counted as half of the next one's, which then seemed to take twice as long."""
+    clock = Clock()
+    backlog = learned(clock)
+    first, second = (backlog.enter(request(60_000, 20)) for _ in range(2))
+    alone_s = backlog.wait_s(b"") / 2
+    clock.now_s += 55
+    first.see(Finished(reason="abort", completion_tokens=0))
+    assert backlog.wait_s(b"") == pytest.approx(alone_s, rel=0.1)
+    clock.now_s += 60
+    draw(second, 20)
+    second.see(Finished(reason="stop", completion_tokens=20))
+    backlog.enter(request(60_000, 20))
+    third = backlog.enter(request(60_000, 20))
+    assert backlog.wait_s(b"") < 1.3 * alone_s
+    third.close()
+
+
+def test_the_time_of_a_request_that_was_never_begun_is_others() -> None:
+    clock = Clock()
+    backlog = learned(clock)
+    first, second = (backlog.enter(request(60_000, 20)) for _ in range(2))
+    clock.now_s += 30
+    before_s = backlog.wait_s(b"")
+    second.see(Finished(reason="abort", completion_tokens=0, is_unread=True))
+    assert backlog.wait_s(b"") < before_s / 2
+    first.close()
+
+
+def test_selections_say_nothing_about_the_length_of_answers() -> None:
+    """After a few of them answers seemed to have no tokens, and nine times too many were let in."""
+    clock = Clock()
+    backlog = learned(clock)
+    job = backlog.enter(request(1000, 20))
+    expected_s = backlog.wait_s(b"")
+    job.close()
+    for _ in range(40):
+        asked = replace(request(1000, 20), selects_only=True)
+        selecting = backlog.enter(asked)
+        clock.now_s += 1
+        read(selecting, asked)
+        selecting.see(Finished(reason="stop", completion_tokens=0))
+    job = backlog.enter(request(1000, 20))
+    assert backlog.wait_s(b"") == pytest.approx(expected_s, rel=0.2)
+    job.close()
+
+
+def test_choices_of_a_prompt_count_it_once() -> None:
+    """One request for 32 answers to a long prompt filled the queue for all other keys."""
+    clock = Clock()
+    backlog = learned(clock, max_tokens=100_000)
+    asked = request(60_000, 20, b"a")
+    jobs = [backlog.enter(asked, is_further_choice=index > 0) for index in range(32)]
+    backlog.check_room(b"a", 40_000)
+    assert backlog.wait_s(b"a") == pytest.approx(60 + 32 * 0.4, rel=0.2)
+    for job in jobs:
+        job.close()
+
+
+def test_a_key_of_which_nothing_waits_has_room() -> None:
+    """Long prompts of one key kept all others from being let in."""
+    backlog = Backlog(Clock(), max_tokens=100)
+    job = backlog.enter(request(100, 5, b"a"))
+    backlog.check_room(b"b", 1000)
+    other = backlog.enter(request(1000, 5, b"b"))
+    for tenant in (b"a", b"b"):
+        with pytest.raises(QueueFull):
+            backlog.check_room(tenant)
+    job.close()
+    other.close()

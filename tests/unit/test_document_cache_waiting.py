@@ -96,7 +96,7 @@ def test_one_that_was_overtaken_often_waits_for_no_other() -> None:
     s.add(sequence(0, DOCUMENT + [1] * 10))
     step(s, memory)
     patient = sequence(1, DOCUMENT + [2] * 10)
-    patient.times_passed = MAX_TIMES_PASSED
+    patient.times_passed_led = MAX_TIMES_PASSED
     s.add(patient)
     step(s, memory)
     assert patient.state is State.FILTERING

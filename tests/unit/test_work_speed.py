@@ -38,16 +38,35 @@ def test_it_tells_long_prompts_short_ones_and_answers_apart() -> None:
         assert speed.seconds(work) == pytest.approx(seconds_of(work), rel=0.15), work
 
 
-def test_what_is_known_to_have_been_done_takes_as_long_as_it_did() -> None:
+def test_a_change_of_the_mix_is_known_soon() -> None:
+    """While documents were cached, prompts took a thirtieth: for minutes later ones seemed to."""
     speed, rng = WorkSpeed(), Random(2)
-    total, busy_s = Work(), 0.0
-    for _ in range(20):
-        work = drawn(rng)
-        seconds = rng.uniform(0.01, 0.1)
-        speed.note(work, seconds)
-        share = 0.5 ** (seconds / 30)
-        total, busy_s = total.plus(work, share), busy_s * share + seconds
-    assert speed.seconds(total) == pytest.approx(busy_s)
+
+    def read(count: int, prompt_s: float) -> None:
+        for _ in range(count):
+            speed.note(Work(1, 6000), rng.uniform(0.7, 1.3) * prompt_s)
+            for _ in range(rng.randrange(2, 40)):
+                speed.note(Work(answer_tokens=1), ANSWER_S)
+
+    work, answers_s = Work(10, 60_000, 200), 200 * ANSWER_S
+    read(400, 0.02)
+    assert speed.seconds(work) == pytest.approx(0.2 + answers_s, rel=0.2)
+    read(80, 0.6)
+    assert speed.seconds(work) == pytest.approx(6 + answers_s, rel=0.3)
+    read(200, 0.02)
+    assert speed.seconds(work) == pytest.approx(0.2 + answers_s, rel=0.3)
+
+
+def test_a_pause_counts_little() -> None:
+    """A process that had been stopped for an hour seemed slow for minutes."""
+    speed, rng = WorkSpeed(), Random(4)
+    learn(speed, rng, 400)
+    speed.note(Work(answer_tokens=1), 3600.0)
+    learn(speed, rng, 20)
+    work = Work(10, 60_000, 200)
+    assert speed.seconds(work) == pytest.approx(seconds_of(work), rel=0.6)
+    learn(speed, rng, 60)
+    assert speed.seconds(work) == pytest.approx(seconds_of(work), rel=0.3)
 
 
 def test_before_the_first_stretch_all_tokens_take_the_same() -> None:

@@ -393,7 +393,7 @@ class Core:
         reading, rate = job.sequence.segment_pass, self._pace.seconds_per_cost
         if reading is None or not reading.lent:
             return LentGroups()
-        tokens = sum(reading.num_tokens(reading.groups[number]) for number in reading.lent)
+        tokens = sum(reading.num_tokens_of(reading.groups[number]) for number in reading.lent)
         seconds = None if rate is None else rate * reading.flops(self.model.shape, 0, tokens)
         return LentGroups(numbers=tuple(sorted(reading.lent)), seconds=seconds)
 

@@ -40,6 +40,10 @@ class Stream:
     def is_cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    def give_up(self) -> None:
+        """End the events without the worker, which is in a step that does not end."""
+        self._put(Finished(reason="abort", completion_tokens=0))
+
     def emit(self, event: Event) -> None:
         """Hand an event to the reader's loop: see `emit_all`."""
         emit_all([(self, event)])

@@ -208,11 +208,13 @@ class Ingress:
     async def _try_replicas(self, relaying: _Relaying, request: RelayedRequest) -> None:
         """Answer, on a second replica if the first one is lost before the reply has begun."""
         avoid: set[str] = set()
+        came_s = time.monotonic()
         chunks = await self._chunks(request)
         while True:
             if not await self.adapters.ready():
                 raise ReplicaUnavailable("No replica is ready.", code="no_replica")
             hints = self._hints(request, chunks, frozenset(avoid))
+            request = replace(request, waited_s=time.monotonic() - came_s)
             try:
                 await self._answer(relaying, hints, request)
                 return

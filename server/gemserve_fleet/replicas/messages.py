@@ -37,6 +37,7 @@ class RelayedRequest:
 
     `scope`: the part of its ASGI scope that can be pickled. `documents`: ids that the replica must
     know before the application sees the request. `gone`: ids that it must not know any more.
+    `waited_s`: for how long it has waited in the ingress, with replicas that were lost.
     """
 
     number: str
@@ -45,6 +46,7 @@ class RelayedRequest:
     caller: Caller | None
     documents: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    waited_s: float = 0.0
 
     @property
     def tenant(self) -> bytes:

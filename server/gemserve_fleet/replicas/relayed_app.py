@@ -228,10 +228,11 @@ class _Answering:
         self.scope: dict[str, Any] = {**request.scope, "state": self._state()}
 
     def _state(self) -> dict[str, Any]:
+        state = {"notes": self.notes, "waited_s": self._request.waited_s}
         if self._request.caller is None:
-            return {"notes": self.notes}
+            return state
         place = RelayedPlace(self) if self._request.scope["method"] == "POST" else None
-        return {"caller": self._request.caller, "place": place, "notes": self.notes}
+        return {**state, "caller": self._request.caller, "place": place}
 
     def watch(self, task: asyncio.Task[None], store: DocumentStore) -> None:
         """The batches end when `task` has ended. They tell which documents it has stored."""

@@ -41,13 +41,21 @@ class Backlog:
         self._looked_s = 0.0
         self._speed = WorkSpeed()
         self._open_s = 0.0  # under load, since tokens were last read or drawn
+        # since a prompt was last read, while others waited, without what was drawn meanwhile
+        self._reading_s = 0.0
         self._answers = 0
         self._answer_tokens = 0.0  # of an answer, on average
 
-    def enter(self, request: Request) -> BacklogJob:
-        """Count a request until its job is closed."""
+    def enter(self, request: Request, *, is_further_choice: bool = False) -> BacklogJob:
+        """Count a request until its job is closed.
+
+        `is_further_choice`: its prompt is that of the one before, and is read for both.
+        """
         self._pass_time()
-        job = BacklogJob(self, request.tenant, len(request.prompt_ids), request.sampling.max_tokens)
+        if all(job.is_read for job in self._jobs):
+            self._reading_s = 0.0
+        prompt = Work() if is_further_choice else Work(1, len(request.prompt_ids))
+        job = BacklogJob(self, request, prompt)
         self._jobs.add(job)
         return job
 
@@ -67,17 +75,23 @@ class Backlog:
             if not self._parsed[tenant]:
                 del self._expected[tenant], self._parsed[tenant]
 
-    def check_room(self, num_tokens: int = 1) -> None:
-        """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait."""
-        waiting = sum(job.tokens_unread for job in self._jobs)
-        if waiting and waiting + num_tokens > self._max_tokens:
+    def check_room(self, tenant: bytes, num_tokens: int = 1) -> None:
+        """Raise `QueueFull` if prompts of so many tokens do not fit beside those that wait.
+
+        A tenant of which none waits may have one request of any length.
+        """
+        waiting = round(sum(job.unread.prompt_tokens for job in self._jobs))
+        is_first = all(job.is_read for job in self._jobs if job.tenant == tenant)
+        if not is_first and waiting + num_tokens > self._max_tokens:
             raise QueueFull(waiting=waiting, limit=self._max_tokens, kind="tokens of prompts")
 
     @property
     def tokens_left(self) -> int:
         """About how many tokens are still to be read and drawn."""
         expected = self._answer_tokens if self._answers else 0.0
-        return round(sum(job.tokens_unread + job.answer_left(expected) for job in self._jobs))
+        return round(
+            sum(job.unread.prompt_tokens + job.answer_left(expected) for job in self._jobs)
+        )
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
@@ -106,30 +120,45 @@ class Backlog:
             return {}
         expected = self._answer_tokens if self._answers else _USUAL_ANSWER
         left = {
-            tenant: [self._parsed[tenant], tokens, expected * self._parsed[tenant]]
+            tenant: Work(self._parsed[tenant], tokens, expected * self._parsed[tenant])
             for tenant, tokens in self._expected.items()
         }
-        num_unread, unread = 0, 0
+        unread = Work()
         for job in self._jobs:
-            of_tenant = left.setdefault(job.tenant, [0, 0, 0.0])
-            of_tenant[0] += not job.is_read
-            of_tenant[1] += job.tokens_unread
-            of_tenant[2] += job.answer_left(expected)
-            num_unread += not job.is_read
-            unread += job.tokens_unread
-        left_s = {tenant: speed.seconds(Work(*work)) for tenant, work in left.items()}
+            unread = unread.plus(job.unread)
+            of_job = job.unread._replace(answer_tokens=job.answer_left(expected))
+            left[job.tenant] = left.get(job.tenant, Work()).plus(of_job)
+        left_s = {tenant: speed.seconds(work) for tenant, work in left.items()}
         # A prompt counts as read at its end. Until then it is read as fast as others were, or, if
         # it should be read by now, more slowly.
-        read_s = min(speed.seconds(Work(num_unread, unread)), self._open_s)
-        slower = (speed.busy_s + self._open_s) / (speed.busy_s + read_s)
+        reading_s = self._reading_s if unread.prompts else 0.0
+        read_s = min(speed.seconds(unread), reading_s)
+        slower = (speed.busy_s + reading_s) / (speed.busy_s + read_s)
         share = 1.0 - read_s / sum(left_s.values()) if read_s else 1.0
         return {tenant: seconds * share * slower for tenant, seconds in left_s.items()}
 
     def add_done(self, work: Work) -> None:
         """Count what was read or drawn."""
         self._pass_time()
+        if work.prompts:
+            self._reading_s = 0.0
+        elif self._speed.is_known:
+            self._reading_s = max(0.0, self._reading_s - self._speed.seconds(work))
         self._speed.note(work, self._open_s)
         self._open_s = 0.0
+
+    def add_lost(self, work: Work) -> None:
+        """Count that the reading of a prompt has ended before its end.
+
+        Else its time would count as what is read of others.
+        """
+        self._pass_time()
+        if not self._speed.is_known:
+            return
+        lost_s = min(self._reading_s, self._speed.seconds(work))
+        self._reading_s -= lost_s
+        self._speed.forget(max(0.0, lost_s - self._open_s))
+        self._open_s = max(0.0, self._open_s - lost_s)
 
     def add_answer(self, tokens: int) -> None:
         """Note the length of a whole answer."""
@@ -147,26 +176,26 @@ class Backlog:
         now_s = self._clock()
         if self._jobs:
             self._open_s += now_s - self._looked_s
+            self._reading_s += now_s - self._looked_s
         self._looked_s = now_s
 
 
 class BacklogJob:
     """One request in the backlog."""
 
-    def __init__(
-        self, backlog: Backlog, tenant: bytes, prompt_tokens: int, max_tokens: int
-    ) -> None:
-        self.tenant = tenant
-        self._backlog = backlog
-        self._prompt_tokens = prompt_tokens
-        self._max_tokens = max_tokens
+    def __init__(self, backlog: Backlog, request: Request, prompt: Work) -> None:
+        self.tenant = request.tenant
         self.is_read = False
+        self._backlog = backlog
+        self._prompt = prompt
+        self._has_answer = not (request.selects_only or request.ends_when_read)
+        self._max_tokens = request.sampling.max_tokens if self._has_answer else 0
         self._drawn = 0
 
     @property
-    def tokens_unread(self) -> int:
-        """The prompt's tokens, until all of them are read."""
-        return 0 if self.is_read else self._prompt_tokens
+    def unread(self) -> Work:
+        """Its prompt, until all of it is read."""
+        return Work() if self.is_read else self._prompt
 
     def answer_left(self, expected: float) -> float:
         """Tokens to draw, if the answer is as long as expected."""
@@ -174,24 +203,26 @@ class BacklogJob:
 
     def see(self, event: Event) -> None:
         if isinstance(event, Filtered):
-            if event.report.applied:  # else it is told when reading begins
+            if event.report.applied and event.report.filter_ms:  # else reading begins now, if ever
                 self._note_read()
         elif isinstance(event, TextDelta):
             self._note_read()
             self._drawn += len(event.token_ids)
             self._backlog.add_done(Work(answer_tokens=len(event.token_ids)))
         elif isinstance(event, Finished):
-            if event.segments_read is not None:  # for another replica, which answers
+            if event.reason in ("abort", "error"):
+                if not self.is_read and not event.is_unread:
+                    self._backlog.add_lost(self._prompt)
+            elif self._has_answer or event.segments_read or event.vectors:
                 self._note_read()
-            elif event.reason not in ("abort", "error"):
-                self._note_read()
+            if self._has_answer and event.reason not in ("abort", "error"):
                 self._backlog.add_answer(event.completion_tokens)
             self.close()
 
     def _note_read(self) -> None:
         if not self.is_read:
             self.is_read = True
-            self._backlog.add_done(Work(1, self._prompt_tokens))
+            self._backlog.add_done(self._prompt)
 
     def close(self) -> None:
         """The request is no longer read. Idempotent."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_HALF_LIFE_S = 30.0  # of what is known, in time under load
 # Work is looked at in stretches, since what takes long is counted at its end.
 _STRETCH_S, _STRETCH_PROMPTS = 0.5, 2
+# After so many stretches, one counts half: for how the three times compare, and for all of them.
+# The latter may change soon, when documents are no longer cached.
+_HALF_LIFE, _LEVEL_HALF_LIFE = 64, 8
+_MOST_LONGER = 4.0  # than expected that a stretch counts: the process may have been stopped
 _DOUBT = 0.01  # how much one speed for all tokens counts beside what the stretches say
 _LEAST = 0.01  # of one speed for all tokens, that any token takes
-_MOST_SCALE = 4.0  # by which all three times are longer or shorter than the stretches say
 _ROUNDS = 100  # of improving each of the three times while the others stay
 
 
@@ -32,57 +34,61 @@ class Work(NamedTuple):
 class WorkSpeed:
     """The seconds of a prompt, of each of its tokens, and of each token of an answer.
 
-    They are the least squares over stretches of time, none of them below zero, and as far as that
-    is near such that all that is known to have been done takes as long as it did.
+    They are the least squares over stretches of time, none of them below zero, and such that the
+    last stretches took as long as they did.
     """
 
     def __init__(self) -> None:
-        self.busy_s = 0.0
-        self._done = Work()
         self._stretch, self._stretch_s = Work(), 0.0
         self._products = (Work(),) * len(Work._fields)  # per second, of all stretches
-        self._sums = Work()
+        self._sums, self._sums_s = Work(), 0.0
+        self._last, self._last_s = Work(), 0.0  # of the last stretches
         self._times: Work | None = None  # None: no stretch has ended
 
     @property
     def is_known(self) -> bool:
-        return self.busy_s > 0 and self._done.prompt_tokens + self._done.answer_tokens > 0
+        return self._times is not None or (self._stretch_s > 0 and _num_tokens(self._stretch) > 0)
+
+    @property
+    def busy_s(self) -> float:
+        """For how long work was done of which the times are known, the last of it above all."""
+        return self._last_s + self._stretch_s
 
     def note(self, work: Work, seconds: float) -> None:
-        """Count work that was done in `seconds`, and forget the past."""
-        share = 0.5 ** (seconds / _HALF_LIFE_S)
-        self.busy_s = self.busy_s * share + seconds
-        self._done = self._done.plus(work, share)
+        """Count work that was done in `seconds`."""
         self._stretch = self._stretch.plus(work)
         self._stretch_s += seconds
         if self._stretch_s >= _STRETCH_S and self._stretch.prompts >= _STRETCH_PROMPTS:
             self._end_stretch()
 
+    def forget(self, seconds: float) -> None:
+        """Count `seconds` less, for work that was never done."""
+        self._stretch_s = max(0.0, self._stretch_s - seconds)
+
     def seconds(self, work: Work) -> float:
         """How long `work` will take. Something must be known."""
         if self._times is None:
-            return _product(self._usual(), work)
-        # while one long answer is drawn alone, its tokens say nothing about prompts
-        scale = self.busy_s / max(1e-9, _product(self._times, self._done))
-        return _product(self._times, work) * min(_MOST_SCALE, max(1 / _MOST_SCALE, scale))
+            return _product(_usual(self._stretch, self._stretch_s), work)
+        level = self._last_s / max(1e-9, _product(self._times, self._last))
+        return _product(self._times, work) * level
 
     def _end_stretch(self) -> None:
-        share = 0.5 ** (self._stretch_s / _HALF_LIFE_S)
-        self._sums = self._sums.plus(self._stretch, share)
+        work, seconds = self._stretch, self._stretch_s
+        if self._times is not None:
+            seconds = min(seconds, _MOST_LONGER * self.seconds(work))
+        share, level_share = 0.5 ** (1 / _HALF_LIFE), 0.5 ** (1 / _LEVEL_HALF_LIFE)
+        self._sums, self._sums_s = self._sums.plus(work, share), share * self._sums_s + seconds
+        self._last = self._last.plus(work, level_share)
+        self._last_s = level_share * self._last_s + seconds
         self._products = tuple(
-            row.plus(Work(*(count * other / self._stretch_s for other in self._stretch)), share)
-            for row, count in zip(self._products, self._stretch, strict=True)
+            row.plus(Work(*(count * other / seconds for other in work)), share)
+            for row, count in zip(self._products, work, strict=True)
         )
         self._stretch, self._stretch_s = Work(), 0.0
         self._times = self._learned()
 
-    def _usual(self) -> Work:
-        """One speed for all tokens."""
-        per_token = self.busy_s / (self._done.prompt_tokens + self._done.answer_tokens)
-        return Work(0.0, per_token, per_token)
-
     def _learned(self) -> Work:
-        usual = self._usual()
+        usual = _usual(self._sums, self._sums_s)
         times = list(usual)
         for _ in range(_ROUNDS):
             for i, row in enumerate(self._products):
@@ -91,6 +97,16 @@ class WorkSpeed:
                     rest += _DOUBT * row[i] * usual[i]
                     times[i] = max(_LEAST * usual[i], rest / (row[i] * (1 + _DOUBT)))
         return Work(*times)
+
+
+def _num_tokens(work: Work) -> float:
+    return work.prompt_tokens + work.answer_tokens
+
+
+def _usual(work: Work, seconds: float) -> Work:
+    """One speed for all tokens."""
+    per_token = seconds / _num_tokens(work)
+    return Work(0.0, per_token, per_token)
 
 
 def _product(one: Work | list[float], other: Work | list[float]) -> float:

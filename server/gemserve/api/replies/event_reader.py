@@ -25,6 +25,9 @@ FIRST_PAUSE_S = 1.0
 # If a request ends unless it is begun within so long, its head waits for that, and a bit more.
 MOST_HELD_S, HELD_MORE_S = 10.0, 0.5
 
+# So long after a stream was cancelled it is ended without the engine, whose step may hang.
+GRACE_S = 5.0
+
 Arrival = tuple[int, Event]  # a stream's index, and an event of it
 
 
@@ -83,6 +86,7 @@ class EventReader:
         self.count_unbuilt = count_unbuilt
         self._timeout, self._count_late = timeout, count_late
         self._is_overdue = False
+        self._given_up: asyncio.TimerHandle | None = None
         held_s = begin_within_s + HELD_MORE_S if begin_within_s <= MOST_HELD_S else FIRST_PAUSE_S
         pauses = chain([min(held_s, keep_alive_s)], repeat(keep_alive_s))
         self._find_pause_s: Callable[[], float] = partial(next, pauses)
@@ -167,6 +171,8 @@ class EventReader:
         finally:
             watcher.cancel()
             timer.cancel()
+            if self._given_up is not None:
+                self._given_up.cancel()
             for stream, observer in zip(self.streams, self._observers, strict=True):
                 stream.cancel()
                 observer.close()
@@ -176,8 +182,7 @@ class EventReader:
 
     def _end_overdue(self) -> None:
         self._is_overdue = True
-        for stream in self.streams:
-            stream.cancel()
+        self._cancel()
 
     def _explained(self, event: Event) -> Event:
         """The event, or why it ended a stream that has taken too long, or would have.
@@ -202,5 +207,15 @@ class EventReader:
     async def _cancel_on_disconnect(self) -> None:
         while (await self._http.receive())["type"] != "http.disconnect":
             pass
+        self._cancel()
+
+    def _cancel(self) -> None:
         for stream in self.streams:
             stream.cancel()
+        if self._given_up is None:
+            loop = asyncio.get_running_loop()
+            self._given_up = loop.call_later(GRACE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        for stream in self.streams:
+            stream.give_up()

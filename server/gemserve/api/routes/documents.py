@@ -92,9 +92,10 @@ def document_routes(
             store.check(tenant, intake.wish)  # again: time has passed
             document = intake.document
             num_tokens = len(intake.request.prompt_ids)
-            submitter.backlog.check_room(num_tokens)
+            submitter.backlog.check_room(tenant, num_tokens)
             with memory_fields_named(intake.body):
                 stream = engine.submit(replace(intake.request, tenant=tenant))
+        http.scope["state"]["body"].release()
         store.add(tenant, document)
         observers = submitter.observers(stream.request, arrived_s)
         if (place := http.scope["state"].get("place")) is not None:

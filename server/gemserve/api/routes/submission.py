@@ -150,8 +150,9 @@ class Submitter:
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             self.check_wait(tenant)
             raw = await read_body(http)
-            came_s = time.monotonic()
-            caller = http.scope["state"].get("caller")
+            state = http.scope["state"]
+            caller = state.get("caller")
+            came_s = time.monotonic() - state.get("waited_s", 0.0)  # in an ingress
             # whether it is streamed is not known yet
             timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=True)
             with (
@@ -193,7 +194,7 @@ class Submitter:
             finder.check_still_there()  # from here on, forgetting a document reaches the request
             http.scope["state"]["body"].release()
             num_tokens = requests.num_tokens
-            self.backlog.check_room(num_tokens)
+            self.backlog.check_room(tenant, num_tokens // requests.n)  # choices share a prompt
             http.scope["state"]["logprobs"].take(requests.num_scores)
             http.scope["state"]["reply"].take(_echo_bytes(requests), "echo")
             if caller is not None:
@@ -223,7 +224,10 @@ class Submitter:
             with memory_fields_named(body):
                 streams, shared = self._submit_all(sendable, requests.n)
         sent = [stream.request for stream in streams]
-        observers = [self.observers(request, arrived_s) for request in sent]
+        observers = [
+            self.observers(request, arrived_s, is_further_choice=index % requests.n > 0)
+            for index, request in enumerate(sent)
+        ]
         if shared is not None:
             observers[0].append(shared)
         if notes is not None:
@@ -288,7 +292,7 @@ class Submitter:
     def check_room(self, tenant: bytes) -> None:
         """Raise `QueueFull` or `EngineDead` if a request of `tenant` would not be taken."""
         self.engine.check_room(tenant=tenant)
-        self.backlog.check_room()
+        self.backlog.check_room(tenant)
 
     def check_wait(self, tenant: bytes) -> None:
         """Raise `WaitTooLong` if a request of `tenant` would wait for longer than it may.
@@ -327,9 +331,12 @@ class Submitter:
             self.metrics.rejections.labels(_reason(error)).inc()
             raise
 
-    def observers(self, request: EngineRequest, arrived_s: float) -> list[Observer]:
-        """What sees the events of a request in any case."""
-        return [self.metrics.observer(request, arrived_s), self.backlog.enter(request)]
+    def observers(
+        self, request: EngineRequest, arrived_s: float, *, is_further_choice: bool = False
+    ) -> list[Observer]:
+        """What sees the events of a request in any case. `is_further_choice`: see `Backlog`."""
+        job = self.backlog.enter(request, is_further_choice=is_further_choice)
+        return [self.metrics.observer(request, arrived_s), job]
 
     def _parse_and_build(
         self,

@@ -76,6 +76,7 @@ class CachedDocument:
     entry: CacheEntry = field(default_factory=CacheEntry)  # outlives the document
     name: bytes | None = None  # of a segment
     num_stable: int = 0  # of a part that was chosen: see `add`
+    added_at: int = 0  # the number of the cache's changes
     last_used: int = 0
     used_s: float = 0.0
 
@@ -212,10 +213,24 @@ class DocumentCache:
             self._available[key] = self._pool.free + free
         return self._available[key]
 
-    def find(self, key: CacheKey, tokens: Tokens, limit: int) -> tuple[CachedDocument | None, int]:
-        """The document with the most tokens in common, and how many, at most `limit`."""
-        best, most = None, FEWEST_TOKENS - 1
-        for document in self._by_beginning.get((key, _beginning(tokens)), ()):
+    def find(
+        self,
+        key: CacheKey,
+        tokens: Tokens,
+        limit: int,
+        earlier: tuple[int, CachedDocument | None, int] | None = None,
+    ) -> tuple[CachedDocument | None, int]:
+        """The document with the most tokens in common, and how many, at most `limit`.
+
+        `earlier`: what it has returned for the same before, behind the number of changes then.
+        """
+        best, most, since = None, FEWEST_TOKENS - 1, -1
+        if earlier is not None and (earlier[1] is None or not earlier[1].is_dropped):
+            since, best = earlier[:2]
+            most = most if best is None else earlier[2]
+        for document in reversed(self._by_beginning.get((key, _beginning(tokens)), {})):
+            if document.added_at <= since:
+                break
             count = document.usable(min(limit, num_common(document.tokens, tokens)))
             if count > most:
                 best, most = document, count
@@ -361,6 +376,7 @@ class DocumentCache:
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
+        document.added_at = self.num_changes
         for beginning in beginnings:
             if is_pinned or not beginning.is_pinned:
                 self._drop(beginning)

@@ -33,9 +33,7 @@ def is_cheaper_whole(
     assert plan.layer is not None
     if sequence.segment_pass is not None:
         cached = num_cached_tokens(cache, sequence)
-        filtered += sequence.segment_pass.flops(
-            shape, cached, sequence.segment_pass.plan.num_tokens
-        )
+        filtered += sequence.segment_pass.flops(shape, cached, sequence.segment_pass.num_tokens)
     else:
         source = find_source(cache, sequence, answering)
         count = 0 if source is None else source.count

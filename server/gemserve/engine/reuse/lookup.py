@@ -125,7 +125,7 @@ def find_cached(cache: DocumentCache, sequence: LiveSequence) -> tuple[CachedDoc
         return None, 0
     # again only after a change: many long prompts may wait
     if sequence.found is None or sequence.found[0] != cache.num_changes:
-        found = cache.find(key, sequence.tokens, sequence.most_cached)
+        found = cache.find(key, sequence.tokens, sequence.most_cached, sequence.found)
         sequence.found = cache.num_changes, *found
     return sequence.found[1:]
 
@@ -135,7 +135,7 @@ def awaits_leader(
 ) -> bool:
     """Is a pass under way that will leave enough of this prompt?"""
     key = sequence.cache_key
-    if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
+    if key is None or sequence.times_passed_led >= MAX_TIMES_PASSED:
         return False
     reading = State.PREFILLING if key.layer is None else State.FILTERING
     passes = (s for s in running if s.state is reading and s.cache_key == key)

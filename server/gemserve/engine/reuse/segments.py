@@ -132,21 +132,18 @@ def awaits_segments(
 ) -> bool:
     """Is another pass about to leave enough of the segments that this one needs?"""
     key = segment_key(sequence)
-    if key is None or sequence.times_passed >= MAX_TIMES_PASSED:
+    if key is None or sequence.times_passed_led >= MAX_TIMES_PASSED:
         return False
-    wanted: set[bytes] | None = None
     for leader in running:
         is_alike = leader.state is State.FILTERING and segment_key(leader) == key
         is_alike = is_alike and leader.request.vectors_only is None
         if not is_alike or leader.request.priority > sequence.request.priority:
             continue
-        if wanted is None:
-            names = {segment.name for segment in _reading(sequence).plan.segments}
-            wanted = {name for name in names if cache.find_segment(key, name) is None}
+        wanted, _ = _look(cache, sequence, key)
         theirs = _reading(leader)
         left = [theirs.plan.segments[index] for index in theirs.left]
         gain = sum(segment.num_tokens for segment in left if segment.name in wanted)
-        if gain >= FEWEST_TOKENS and theirs.num_tokens(theirs.left) <= 2 * gain:
+        if gain >= FEWEST_TOKENS and theirs.num_tokens_of(theirs.left) <= 2 * gain:
             size = gain * theirs.token_units
             return cache.has_room(size)
     return False
@@ -160,10 +157,22 @@ def found_segments(sequence: LiveSequence) -> list[MemoryShare]:
 
 def num_cached_tokens(cache: DocumentCache, sequence: LiveSequence) -> int:
     """Tokens of its segments that the cache has."""
-    key, plan = segment_key(sequence), _reading(sequence).plan
-    if key is None:
-        return 0
-    return sum(w.num_tokens for w in plan.segments if cache.find_segment(key, w.name) is not None)
+    key = segment_key(sequence)
+    return 0 if key is None else _look(cache, sequence, key)[1]
+
+
+def _look(
+    cache: DocumentCache, sequence: LiveSequence, key: CacheKey
+) -> tuple[frozenset[bytes], int]:
+    """The names of its segments that the cache lacks, and the tokens of those that it has."""
+    reading = _reading(sequence)
+    # again only after a change: many long prompts may wait
+    if reading.looked is None or reading.looked[0] != cache.num_changes:
+        segments = reading.plan.segments
+        lacking = frozenset(s.name for s in segments if cache.find_segment(key, s.name) is None)
+        count = sum(s.num_tokens for s in segments if s.name not in lacking)
+        reading.looked = cache.num_changes, lacking, count
+    return reading.looked[1:]
 
 
 def segment_key(sequence: LiveSequence) -> CacheKey | None:

@@ -33,11 +33,12 @@ class SlotShares:
         if len({sequence.request.tenant for sequence in waiting}) < 2:
             return list(waiting)
         more: Counter[bytes] = Counter()
-        places: list[tuple[int, tuple[int, int], LiveSequence]] = []
+        places: list[tuple[int, int, LiveSequence]] = []
         for sequence in waiting:
             tenant = sequence.request.tenant
             more[tenant] += 1
-            places.append((self._slots.of(tenant) + more[tenant], sequence.rank, sequence))
+            place = self._slots.of(tenant) + more[tenant]
+            places.append((place, sequence.order, sequence))  # priorities are a tenant's own
         return [sequence for *_, sequence in sorted(places, key=lambda place: place[:2])]
 
     def may_take(self, sequence: LiveSequence) -> bool:

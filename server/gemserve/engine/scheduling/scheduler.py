@@ -89,6 +89,8 @@ class Scheduler:
         self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
         self._max_running, self._lookup = max_running, lookup
         self._awaits_compaction = False
+        self._num_admitted = 0
+        self._refused_at: object = None  # what `_admit` went by when it last admitted nobody
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -222,27 +224,40 @@ class Scheduler:
         finished first. A step copies one document at most, so that nobody's next token waits for
         several. `taken`: what will be copied, to which this adds. `is_shared`: there are several
         tenants, so that none may hold all of the memory.
+
+        The first that was overtaken often and lacks memory has it as soon as all that runs now has
+        ended: what is admitted from then on must fit beside it.
         """
         # these must stay until this plan has been carried out
         copied = [source.document for _, source in taken if source.document is not None]
         self._awaits_compaction = False
-        for sequence in self.waiting:
-            sequence.awaits_leader = False
         if not self.waiting or len(self.running) >= self._max_running:
             return
+        seen = self._seen_by_admission(is_shared)
+        if not taken and seen == self._refused_at:
+            return
+        self._refused_at = None
         capacity = self.pool.capacity if is_shared else None
         slots = SlotShares(self.running, self._max_running, capacity)
         answering = answering_of(self.running)
-        reading = [s for s in self.running if _takes_turns(s)]
-        num_tenants = len({s.request.tenant for s in [*reading, *self.waiting]})
+        reading = [(s, s.left_to_read) for s in self.running if _takes_turns(s)]
+        tenants = {s.request.tenant for s in self.waiting}
+        num_tenants = len(tenants | {s.request.tenant for s, _ in reading})
+        room: int | None = None  # beside one that lacks memory
         for sequence in (order := slots.order(self.waiting)):
             if not slots.may_take(sequence):
                 continue
             source, size = self._fitting(sequence, answering, copied)
-            if not slots.may_have(sequence, size):
+            is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
+            if not is_overtaken and not slots.may_have(sequence, size):
                 continue
+            has_memory = size <= self._available(size, source, copied)
+            has_memory = has_memory and (room is None or size <= room)
             may_begin = self._may_begin(sequence, size, source, reading, num_tenants)
-            is_fitting = may_begin and size <= self._available(size, source, copied)
+            # one that was overtaken often may as well, one of a tenant at a time
+            is_beside = not may_begin and is_overtaken and _is_first_beside(sequence, reading)
+            is_fitting = has_memory and (may_begin or is_beside)
+            sequence.awaits_leader = False
             if is_fitting or math.isfinite(sequence.request.begin_within_s):
                 sequence.awaits_leader = self._awaits_leader(sequence)
             if is_fitting and sequence.awaits_leader:
@@ -250,8 +265,8 @@ class Scheduler:
             if is_fitting and taken and source is not None and not source.is_shared:
                 break
             if not is_fitting:
-                if may_begin and sequence.times_passed >= MAX_TIMES_PASSED:
-                    break
+                if room is None and is_overtaken and slots.may_have(sequence, size):
+                    room = self._room_beside(sequence, size, has_memory=has_memory)
                 continue
             self._make_room(sequence, size, _spared(source, copied))
             span = self.pool.allocate(size)
@@ -263,6 +278,11 @@ class Scheduler:
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
+                earlier.times_passed_led += earlier.awaits_leader
+            self._num_admitted += 1
+            sequence.admission, sequence.blocks_since = self._num_admitted, None
+            sequence.is_beside = is_beside
+            room = None if room is None else room - size
             slots.take(sequence, size)
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -270,10 +290,35 @@ class Scheduler:
             span.is_private = bool(sequence.request.documents)
             sequence.most_held = max(sequence.most_held, size)
             self._begin_pass(sequence, source)
-            reading += [sequence] if _takes_turns(sequence) else []
+            reading += [(sequence, sequence.left_to_read)] if _takes_turns(sequence) else []
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
+        else:
+            self._refused_at = None if taken else seen
+
+    def _seen_by_admission(self, is_shared: bool) -> object:
+        """What decides who is admitted, but the progress of passes.
+
+        As long as it stays, whoever was not admitted is not looked at again: where many wait, that
+        would take longer than the steps.
+        """
+        running = tuple((s.order, s.state, _takes_turns(s)) for s in self.running)
+        waiting = tuple(s.order for s in self.waiting)
+        return is_shared, self.pool.num_changes, self.cache.num_changes, running, waiting
+
+    def _room_beside(self, sequence: LiveSequence, size: int, *, has_memory: bool) -> int | None:
+        """Units that may be admitted without `sequence`, which needs `size`, waiting for them.
+
+        None: it has never lacked memory.
+        """
+        if sequence.blocks_since is None:
+            if has_memory:
+                return None
+            sequence.blocks_since = self._num_admitted
+        since = sequence.blocks_since
+        later = (span for s in self.running if s.admission > since for span in _spans_of(s))
+        return self.pool.capacity - size - sum({id(span): span.size for span in later}.values())
 
     def _compact(self, sequence: LiveSequence, size: int, spared: list[CachedDocument]) -> bool:
         """Make scattered free units one; False: passes that have begun are in the way.
@@ -302,27 +347,29 @@ class Scheduler:
         sequence: LiveSequence,
         size: int,
         source: CacheSource | None,
-        reading: Iterable[LiveSequence],
+        reading: Iterable[tuple[LiveSequence, int]],
         num_tenants: int,
     ) -> bool:
         """May this one take `size` units beside the prompts that are being read?
 
+        `reading`: these, and the tokens left of each.
         It may if these are few, if it is much shorter, or if it leaves the document cache what that
         may hold. A tenant has its part of the few, at least one, and is compared with itself. What
-        comes later by its own priorities does not count. One that was overtaken often enough may
-        too, beside the others, but only one such prompt of a tenant at a time.
+        comes later by its own priorities does not count.
         """
         if size + self.cache.unused <= self.pool.free:
             return True
         tenant, priority = sequence.request.tenant, sequence.request.priority
-        own = [s for s in reading if s.request.tenant == tenant and s.request.priority <= priority]
-        num_before = len(own) + sum(s.request.tenant != tenant for s in reading)
+        own, num_others = list[int](), 0
+        for other, left in reading:
+            if other.request.tenant != tenant:
+                num_others += 1
+            elif other.request.priority <= priority:
+                own.append(left)
+        num_before = len(own) + num_others
         if num_before < MOST_READING or len(own) * num_tenants < MOST_READING:
             return True
-        is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
-        if is_overtaken and all(s.times_passed < MAX_TIMES_PASSED for s in own):
-            return True
-        least, taken_over = min(s.left_to_read for s in own), 0 if source is None else source.count
+        least, taken_over = min(own), 0 if source is None else source.count
         if sequence.segment_pass is not None and 2 * sequence.read_after_filter < least:
             taken_over = num_cached_tokens(self.cache, sequence)
         return 2 * (sequence.left_to_read - taken_over) < least
@@ -435,7 +482,7 @@ class Scheduler:
         """The next group of segments. What is cached of it is looked up once."""
         find_segments(self.cache, self.pool, sequence)
         arrived = reading.arrived.get(reading.next_group)
-        count = reading.num_tokens(reading.group)
+        count = reading.num_tokens_of(reading.group)
         return Chunk(
             sequence=sequence.order,
             start=sequence.done,
@@ -476,7 +523,7 @@ class Scheduler:
         assert 0 < len(kept.ids) <= limit
         key, tokens = sequence.cache_key, sequence.tokens  # of the filter pass
         if sequence.segment_pass is not None:
-            self.cache.use(None, sequence.segment_pass.plan.num_tokens, sequence.num_cached)
+            self.cache.use(None, sequence.segment_pass.num_tokens, sequence.num_cached)
             release_segments(self.pool, sequence)
         sequence.chosen, sequence.ids = kept.positions, kept.ids
         sequence.num_kept = len(kept.ids)
@@ -536,6 +583,11 @@ def _takes_turns(sequence: LiveSequence) -> bool:
     """Is its prompt being read, unless it waits for what the disk or another engine has of it?"""
     is_reading = sequence.state in (State.FILTERING, State.PREFILLING)
     return is_reading and not sequence.is_loading and not sequence.is_awaiting
+
+
+def _is_first_beside(sequence: LiveSequence, reading: Iterable[tuple[LiveSequence, int]]) -> bool:
+    tenant = sequence.request.tenant
+    return not any(s.is_beside for s, _ in reading if s.request.tenant == tenant)
 
 
 def _spans_of(sequence: LiveSequence) -> Iterator[Span]:

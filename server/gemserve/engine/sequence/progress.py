@@ -93,7 +93,7 @@ def _divide(sequence: LiveSequence, shape: ModelShape, tokens: int) -> tuple[flo
     cached, num_read = sequence.num_cached, sequence.num_read
     if sequence.segment_pass is not None:
         reading = sequence.segment_pass
-        return done + reading.flops(shape, cached, reading.plan.num_tokens), left
+        return done + reading.flops(shape, cached, reading.num_tokens), left
     return done + shape.filter_chunk(cached, num_read - cached, layer), left
 
 

@@ -47,17 +47,23 @@ class SegmentPass:
     layer: int
     token_units: int
     groups: list[range] = field(init=False)
+    num_tokens: int = field(init=False)  # of the prompt, in all segments
+    scratch_units: int = field(init=False)  # the memory that it reads any group in
     lent: set[int] = field(default_factory=set)
     arrived: dict[int, SegmentsRead] = field(default_factory=dict)
     found: dict[int, MemoryShare] | None = None
     used: set[CachedDocument] = field(default_factory=set)
     num_cached: int = 0  # segments
+    # the names that the cache lacks, and the tokens that it has, at one of its changes
+    looked: tuple[int, frozenset[bytes], int] | None = None
     _unread: list[int] = field(init=False)
     _begun: int | None = None
 
     def __post_init__(self) -> None:
         self.groups = self.plan.groups
         self._unread = list(range(len(self.groups)))
+        self.num_tokens = self.plan.num_tokens
+        self.scratch_units = max(map(self._group_tokens, self.groups)) * self.token_units
 
     @property
     def next_group(self) -> int:
@@ -93,12 +99,7 @@ class SegmentPass:
         self._unread.remove(self._begun)
         self._begun = None
 
-    @property
-    def scratch_units(self) -> int:
-        """The memory that it reads any group in."""
-        return max(map(self._group_tokens, self.groups)) * self.token_units
-
-    def num_tokens(self, segments: Iterable[int]) -> int:
+    def num_tokens_of(self, segments: Iterable[int]) -> int:
         """Tokens of the prompt in these segments."""
         return sum(self.plan.segments[index].num_tokens for index in segments)
 
@@ -117,7 +118,7 @@ class SegmentPass:
 
     def flops(self, shape: ModelShape, start: int, stop: int) -> float:
         """FLOPs of reading tokens start..stop−1 of all segments, if none is cached."""
-        mean = max(1, round(self.plan.num_tokens / len(self.plan.segments)))
+        mean = max(1, round(self.num_tokens / len(self.plan.segments)))
         size = len(self.plan.anchor) + mean
         of_segment = shape.filter_chunk(0, size, self.layer)
         of_segment += shape.filter_chunk(size, len(self.plan.asked), self.layer)
@@ -125,4 +126,4 @@ class SegmentPass:
 
     def _group_tokens(self, group: range) -> int:
         beside = len(self.plan.anchor) + len(self.plan.asked)
-        return self.num_tokens(group) + len(group) * beside
+        return self.num_tokens_of(group) + len(group) * beside

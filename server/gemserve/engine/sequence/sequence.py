@@ -62,6 +62,10 @@ class LiveSequence:
     num_reused: int = 0  # tokens of its prefill pass that were taken over
     most_held: int = 0  # most units of memory at any time so far
     times_passed: int = 0  # later requests that were admitted first
+    times_passed_led: int = 0  # of them while it waited for another's pass
+    admission: int = 0  # its number among all admissions
+    is_beside: bool = False  # it was admitted though enough were being read
+    blocks_since: int | None = None  # so many had been admitted when the others began to leave room
     decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     segment_pass: SegmentPass | None = field(init=False)
@@ -271,7 +275,7 @@ class LiveSequence:
     def pass_length(self) -> int:
         """Tokens of the current pass."""
         if self.segment_pass is not None and self.state is State.FILTERING:
-            return self.segment_pass.plan.num_tokens
+            return self.segment_pass.num_tokens
         return self.num_read if self.is_reading else self.num_kept
 
     @property
@@ -289,7 +293,7 @@ class LiveSequence:
         if has_chosen:
             return (self.num_read if self.evicts else self.num_kept) - self.done
         segments = self.segment_pass
-        length = self.num_read if segments is None else segments.plan.num_tokens
+        length = self.num_read if segments is None else segments.num_tokens
         skipped = max(0, self.num_found - self.num_cached)
         return max(0, length - self.done - skipped) + self.read_after_filter
 

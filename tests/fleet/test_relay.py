@@ -148,6 +148,23 @@ async def test_a_replica_lost_before_the_reply_began_is_not_noticed(tokenizer: A
         assert "gemserve_ingress_retries_total 1.0" in (await fleet.client.get("/metrics")).text
 
 
+async def test_a_second_replica_has_only_the_time_that_is_left(tokenizer: Any) -> None:
+    """A request's time began anew at each replica, so it was answered long after its end."""
+    gate = threading.Event()
+    cores = [FakeCore(gate, FILTERED, "one ", "two") for _ in range(2)]
+    async with fleet_of(tokenizer, *cores) as fleet:
+        asked = asyncio.create_task(
+            fleet.client.post(CHAT, json=STREAMS[CHAT], headers={"X-Request-Timeout": "30"})
+        )
+        name = await replica_at_work(fleet)
+        await asyncio.sleep(0.5)
+        fleet[name].is_lost.set()
+        gate.set()
+        assert text_of(data_of(await asked)) == "one two"
+        left = [core.requests[0].begin_within_s for core in cores]
+        assert 0.4 < max(left) - min(left) < 10
+
+
 class CountedBody(bytes):
     num_made = num_alive = 0
 

@@ -15,7 +15,7 @@ from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
 from tests.unit import test_document_cache, test_scheduler
-from tests.unit.test_document_cache import LAYERS, cached, finish, sequence
+from tests.unit.test_document_cache import LAYERS, FakeMemory, cached, finish, sequence
 from tests.unit.test_fair_shares import ALICE, BOB, of
 from tests.unit.test_scheduler import kept_of
 
@@ -200,3 +200,38 @@ def test_a_change_of_the_cache_compares_waiting_prompts_with_what_is_new_only(
     assert [find_cached(s.cache, each)[1] for each in waiting] == [1000] * 3 + [1092] + [1000] * 6
     # one has lost what it had found, as the beginning of a longer document
     assert compared <= 2 * len(waiting) + 31
+
+
+def test_those_who_wait_are_looked_at_again_only_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once 80 waited, half of the engine's time went into it, and so ever more waited."""
+    s = Scheduler(MemoryPool(60_000), num_layers=LAYERS, max_running=64, cache_units=50_000)
+    memory = FakeMemory(60_000)
+    for order in range(20):
+        s.add(sequence(order, [order] * 1000))
+    looked_at: list[int] = []
+    fitting = Scheduler._fitting
+
+    def counting(self: Scheduler, waiting: LiveSequence, *rest: object) -> object:
+        looked_at.append(waiting.order)
+        return fitting(self, waiting, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Scheduler, "_fitting", counting)
+    s.schedule(64, is_decode_due=True)
+    s.schedule(64, is_decode_due=True)
+    looked_at.clear()
+    for _ in range(5):
+        s.schedule(64, is_decode_due=True)
+    assert not looked_at
+    s.add(sequence(20, [20] * 100))
+    s.schedule(64, is_decode_due=True)
+    assert 20 in looked_at
+    assert s.sequences[20].state is not State.WAITING
+    s.schedule(64, is_decode_due=True)
+    looked_at.clear()
+    s.finish(s.sequences[0])
+    s.schedule(64, is_decode_due=True)
+    assert looked_at
+    monkeypatch.undo()
+    finish(s, memory)

@@ -474,3 +474,23 @@ def test_those_overtaken_often_begin_one_at_a_time_and_hold_nobody_up() -> None:
     assert [*s.waiting] == overtaken[2:]
     finish(s, memory)
     assert not s.sequences
+
+
+def test_what_a_request_can_have_is_what_giving_up_all_others_would_free() -> None:
+    """It is not counted anew for each waiting request and the document that it spares."""
+    s, memory = cached(60_000)
+    rng = Random(5)
+    for order in range(60):
+        begin = [rng.randrange(4)] * rng.randrange(256, 900)
+        made = sequence(order, begin + [order + 10] * rng.randrange(300))
+        s.add(LiveSequence(replace(made.request, pin=rng.random() < 0.2), order))
+        for _ in range(rng.randrange(6)):
+            step(s, memory)
+        documents = list(s.cache.documents)
+        spared = rng.sample(documents, min(len(documents), rng.randrange(3)))
+        for size in (100, s.pool.capacity):
+            gives_way = size > s.pool.capacity - s.cache.pinned
+            kept = [*spared, *(d for d in documents if d.is_pinned and not gives_way)]
+            freed = sum(span.size for span in s.cache._held.without(kept))
+            assert s.cache.available(size, spared) == s.pool.free + freed
+    assert s.cache.pinned

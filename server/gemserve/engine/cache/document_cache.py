@@ -132,6 +132,19 @@ class _Holdings:
         if not self.units_of[document.key.tenant]:
             del self.units_of[document.key.tenant]
 
+    @property
+    def spans(self) -> list[Span]:
+        return [span for span, _ in self._spans.values()]
+
+    @property
+    def alone(self) -> int:
+        """Units of the spans that nobody else owns."""
+        return sum(span.size for span, count in self._spans.values() if span.references == count)
+
+    def owns_alone(self, span: Span) -> bool:
+        """Does nobody else own one of its spans?"""
+        return span.references == self.count(span)
+
     def without(self, kept: Iterable[CachedDocument]) -> list[Span]:
         """The spans that no document of `kept` and nobody else owns."""
         owned = {id(span) for document in kept for span in document.spans}
@@ -155,9 +168,8 @@ class DocumentCache:
         self._held, self._held_pinned = _Holdings(), _Holdings()
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
-        # results of `available`, as long as neither documents nor owners of spans change
-        self._available: dict[tuple[object, ...], int] = {}
-        self._available_at = 0, 0
+        # units that nobody else owns, as long as neither documents nor owners of spans change
+        self._freeable, self._freeable_at = 0, (-1, -1)
         self._refused_place: tuple[int, ...] = ()  # what `make_place` was last asked in vain
 
     @property
@@ -203,15 +215,14 @@ class DocumentCache:
 
         What requests own as well stays.
         """
-        gives_way, now = self._gives_way(size), (self.num_changes, self._pool.num_changes)
-        if self._available_at != now:
-            self._available, self._available_at = {}, now
-        key = gives_way, *map(id, spared)
-        if key not in self._available:
-            kept = [*spared, *(d for d in self._documents if d.is_pinned and not gives_way)]
-            free = sum(span.size for span in self._held.without(kept))
-            self._available[key] = self._pool.free + free
-        return self._available[key]
+        now = self.num_changes, self._pool.num_changes
+        if self._freeable_at != now:
+            self._freeable, self._freeable_at = self._held.alone, now
+        stays = {id(span): span for document in spared for span in document.spans}
+        if not self._gives_way(size):
+            stays |= {id(span): span for span in self._held_pinned.spans}
+        kept = sum(span.size for span in stays.values() if self._held.owns_alone(span))
+        return self._pool.free + self._freeable - kept
 
     def find(
         self,
@@ -565,7 +576,7 @@ class DocumentCache:
 
     def _owns_memory(self, document: CachedDocument) -> bool:
         """Does the cache alone own some of its memory?"""
-        return any(span.references == self._held.count(span) for span in document.spans)
+        return any(self._held.owns_alone(span) for span in document.spans)
 
     def _mark(self, document: CachedDocument, ids: Collection[str], is_pinned: bool) -> None:
         """Note the stored documents that it contains, and pin it if pins have room for it."""

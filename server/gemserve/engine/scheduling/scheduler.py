@@ -268,8 +268,7 @@ class Scheduler:
                 if room is None and is_overtaken and slots.may_have(sequence, size):
                     room = self._room_beside(sequence, size, has_memory=has_memory)
                 continue
-            self._make_room(sequence, size, _spared(source, copied))
-            span = self.pool.allocate(size)
+            span = self._make_room(sequence, size, _spared(source, copied))
             if span is None:
                 if not self._compact(sequence, size, _spared(source, copied)):
                     self._awaits_compaction = True
@@ -445,11 +444,17 @@ class Scheduler:
             room = source.room_of(room)
         sequence.room = room
 
-    def _make_room(self, sequence: LiveSequence, size: int, spared: list[CachedDocument]) -> None:
-        """Evict documents until the sequence fits."""
+    def _make_room(
+        self, sequence: LiveSequence, size: int, spared: list[CachedDocument]
+    ) -> Span | None:
+        """Evict documents until the sequence fits. None: only once memory is moved."""
         tenant = sequence.request.tenant
         self.cache.make_room(size, spared, tenant)
-        self.cache.spare_moves(size, spared, tenant)
+        span = self.pool.allocate(size)
+        if span is None:
+            self.cache.spare_moves(size, spared, tenant)
+            span = self.pool.allocate(size)
+        return span
 
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the unfinished prompt whose turn it is, if there is one."""

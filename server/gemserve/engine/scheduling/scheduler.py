@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 import math
+import time
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -56,6 +57,11 @@ MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits f
 # the cache, every question reads its document anew, and the server stays overloaded long after the
 # burst. One that is much shorter than all of them does not wait for memory.
 MOST_READING = 4
+# Of those that must go on waiting, so many of the first and as many of the others, in turn, are
+# looked at in one step, since each is compared with all that are being read. And so often they are
+# asked whether another's pass reads for them, which only says that they are not late.
+MOST_LOOKED_AT = 16
+_LED_PERIOD_S = 0.25
 # Of an open chunk's tokens, as many of documents may give way so that nobody waits for its end.
 CHUNK_PART = 0.25
 
@@ -91,6 +97,8 @@ class Scheduler:
         self._awaits_compaction = False
         self._num_admitted = 0
         self._refused_at: object = None  # what `_admit` went by when it last admitted nobody
+        self._looked_at = 0  # where the next step goes on behind the first of those that wait
+        self._asked_led_s = -math.inf
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -244,12 +252,23 @@ class Scheduler:
         tenants = {s.request.tenant for s in self.waiting}
         num_tenants = len(tenants | {s.request.tenant for s, _ in reading})
         room: int | None = None  # beside one that lacks memory
-        for sequence in (order := slots.order(self.waiting)):
+        order = slots.order(self.waiting)
+        asks_led = time.monotonic() >= self._asked_led_s + _LED_PERIOD_S
+        start = self._looked_at if self._looked_at < len(order) else 0
+        self._looked_at, num_refused, is_all = 0, 0, not taken
+        for place, sequence in enumerate(order):
             if not slots.may_take(sequence):
                 continue
+            if num_refused >= MOST_LOOKED_AT and place < start:
+                is_all = False
+                continue
+            if num_refused >= 2 * MOST_LOOKED_AT:
+                self._looked_at, is_all = place, False
+                break
             source, size = self._fitting(sequence, answering, copied)
             is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
             if not is_overtaken and not slots.may_have(sequence, size):
+                num_refused += 1
                 continue
             has_memory = size <= self._available(size, source, copied)
             has_memory = has_memory and (room is None or size <= room)
@@ -257,27 +276,33 @@ class Scheduler:
             # one that was overtaken often may as well, one of a tenant at a time
             is_beside = not may_begin and is_overtaken and _is_first_beside(sequence, reading)
             is_fitting = has_memory and (may_begin or is_beside)
-            sequence.awaits_leader = False
-            if is_fitting or math.isfinite(sequence.request.begin_within_s):
+            may_be_late = math.isfinite(sequence.request.begin_within_s)
+            is_asked = may_be_late and (asks_led or sequence.awaits_leader is None)
+            if is_fitting or is_asked:
                 sequence.awaits_leader = self._awaits_leader(sequence)
+            elif not may_be_late:
+                sequence.awaits_leader = None
             if is_fitting and sequence.awaits_leader:
+                num_refused += 1
                 continue
             if is_fitting and taken and source is not None and not source.is_shared:
+                is_all = False
                 break
             if not is_fitting:
+                num_refused += 1
                 if room is None and is_overtaken and slots.may_have(sequence, size):
                     room = self._room_beside(sequence, size, has_memory=has_memory)
                 continue
             span = self._make_room(sequence, size, _spared(source, copied))
             if span is None:
                 if not self._compact(sequence, size, _spared(source, copied)):
-                    self._awaits_compaction = True
+                    self._awaits_compaction, is_all = True, False
                     break
                 span = self.pool.allocate(size)
                 assert span is not None
             for earlier in order[: order.index(sequence)]:
                 earlier.times_passed += earlier.state is State.WAITING
-                earlier.times_passed_led += earlier.awaits_leader
+                earlier.times_passed_led += earlier.awaits_leader is True
             self._num_admitted += 1
             sequence.admission, sequence.blocks_since = self._num_admitted, None
             sequence.is_beside = is_beside
@@ -293,8 +318,9 @@ class Scheduler:
             if source is not None and not source.is_shared:
                 taken.append((sequence, source))
                 copied += [] if source.document is None else [source.document]
-        else:
-            self._refused_at = None if taken else seen
+        self._refused_at = seen if is_all else None
+        if asks_led:
+            self._asked_led_s = time.monotonic()
 
     def _seen_by_admission(self, is_shared: bool) -> object:
         """What decides who is admitted, but the progress of passes.

@@ -144,7 +144,7 @@ def test_many_long_prompts_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch
     s.schedule(64, is_decode_due=True)
     for order in range(1, 65):
         s.add(sequence(order, document + [1] * 350 + [order] * 20))
-    for _ in range(8):  # each looks at some of them
+    for _ in range(20):  # each looks at some of them
         s.schedule(64, is_decode_due=True)
     assert len(s.waiting) == 64
     with monkeypatch.context() as patch:

@@ -60,7 +60,7 @@ MOST_READING = 4
 # Of those that must go on waiting, so many of the first and as many of the others, in turn, are
 # looked at in one step, since each is compared with all that are being read. And so often they are
 # asked whether another's pass reads for them, which only says that they are not late.
-MOST_LOOKED_AT = 16
+MOST_LOOKED_AT = 8
 _LED_PERIOD_S = 0.25
 # Of an open chunk's tokens, as many of documents may give way so that nobody waits for its end.
 CHUNK_PART = 0.25

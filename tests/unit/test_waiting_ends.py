@@ -208,7 +208,7 @@ def test_those_who_wait_are_looked_at_again_only_after_a_change(
     """Once 80 waited, half of the engine's time went into it, and so ever more waited."""
     s = Scheduler(MemoryPool(60_000), num_layers=LAYERS, max_running=64, cache_units=50_000)
     memory = FakeMemory(60_000)
-    for order in range(20):
+    for order in range(14):
         s.add(sequence(order, [order] * 1000))
     looked_at: list[int] = []
     fitting = Scheduler._fitting

@@ -52,7 +52,7 @@ e2e/test_connections.py::test_bodies_share_a_memory_and_short_ones_pass
 hardening/test_refusals.py::test_a_full_queue_answers_before_the_body_is_read
     api/routes/submission.py: self.check_room(tenant)  # a full -> pass  # a full
 hardening/test_refusals.py::test_prompts_that_wait_have_a_limit_together
-    api/access/backlog.py: if waiting and waiting + -> if False and waiting +
+    api/access/backlog.py: if not is_first and waiting + -> if False and waiting +
 e2e/test_connections.py::test_a_connection_without_a_whole_head_ends
     http_server/connections.py: call_later(seconds, self._sent -> call_later(9999, self._sent
 hardening/test_refusals.py::test_no_request_runs_for_ever

@@ -300,7 +300,7 @@ class Scheduler:
                     break
                 span = self.pool.allocate(size)
                 assert span is not None
-            for earlier in order[: order.index(sequence)]:
+            for earlier in order[:place]:
                 earlier.times_passed += earlier.state is State.WAITING
                 earlier.times_passed_led += earlier.awaits_leader is True
             self._num_admitted += 1

@@ -21,6 +21,7 @@ from gemserve.contract.filter_plan import Budget, FilterPlan
 from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.memory import MemoryPool
+from gemserve.engine.scheduling import admission
 from gemserve.engine.scheduling import scheduler as scheduling
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence
@@ -137,9 +138,9 @@ def main() -> None:
     parser.add_argument("--burst", type=float, default=4.0, help="times the rate")
     parser.add_argument("--keys", type=int, default=1)
     parser.add_argument("--documents", type=int, default=4)
-    parser.add_argument("--most-reading", type=int, default=scheduling.MOST_READING)
+    parser.add_argument("--most-reading", type=int, default=admission.MOST_READING)
     arguments = parser.parse_args()
-    scheduling.MOST_READING = arguments.most_reading
+    admission.MOST_READING = arguments.most_reading
     simulate(arguments)
 
 

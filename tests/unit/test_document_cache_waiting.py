@@ -11,8 +11,9 @@ import pytest
 from gemserve.contract.filter_plan import Budget
 from gemserve.engine.cache.common_tokens import as_tokens, num_common
 from gemserve.engine.memory import MemoryPool, MemoryShare
-from gemserve.engine.reuse.lookup import MOST_SHARES, find_cached
-from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, MOST_READING, Scheduler
+from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED, MOST_SHARES, find_cached
+from gemserve.engine.scheduling.admission import MOST_READING
+from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.kv_layout import KVLayout

@@ -9,8 +9,9 @@ import pytest
 
 from gemserve.engine.cache.common_tokens import num_common
 from gemserve.engine.memory import MemoryPool
-from gemserve.engine.reuse.lookup import find_cached
-from gemserve.engine.scheduling.scheduler import MAX_TIMES_PASSED, Scheduler
+from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED, find_cached
+from gemserve.engine.scheduling.request_memory import RequestMemory
+from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
 from gemserve.engine.sequence.step_plan import StepOutput, StepPlan
@@ -211,13 +212,13 @@ def test_those_who_wait_are_looked_at_again_only_after_a_change(
     for order in range(14):
         s.add(sequence(order, [order] * 1000))
     looked_at: list[int] = []
-    fitting = Scheduler._fitting
+    needed = RequestMemory.needed
 
-    def counting(self: Scheduler, waiting: LiveSequence, *rest: object) -> object:
+    def counting(self: RequestMemory, waiting: LiveSequence, *rest: object) -> object:
         looked_at.append(waiting.order)
-        return fitting(self, waiting, *rest)  # type: ignore[arg-type]
+        return needed(self, waiting, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Scheduler, "_fitting", counting)
+    monkeypatch.setattr(RequestMemory, "needed", counting)
     s.schedule(64, is_decode_due=True)
     s.schedule(64, is_decode_due=True)
     looked_at.clear()

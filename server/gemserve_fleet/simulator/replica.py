@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from gemserve.engine.scheduling.admission import MOST_READING
 from gemserve.engine.scheduling.pace import LEAST_PER_DECODE, MOST_PER_DECODE
-from gemserve.engine.scheduling.scheduler import MOST_READING
 from gemserve_fleet.simulator.piece_cache import PieceCache
 from gemserve_fleet.simulator.request_cost import RequestCost
 

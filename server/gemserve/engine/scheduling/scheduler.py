@@ -10,21 +10,15 @@ again.
 
 from __future__ import annotations
 
-import math
-import time
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 
 from gemserve.cost import ModelShape
-from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
+from gemserve.engine.cache.document_cache import DocumentCache
 from gemserve.engine.memory import KVPlace, MemoryPool, Span
-from gemserve.engine.reuse.cheapest_way import is_cheaper_whole
 from gemserve.engine.reuse.lookup import (
-    MAX_TIMES_PASSED,
-    Answering,
     CacheSource,
     answering_of,
-    awaits_leader,
     find_source,
     leave_filter_pass,
     leave_unfinished_pass,
@@ -32,16 +26,16 @@ from gemserve.engine.reuse.lookup import (
     note_held,
 )
 from gemserve.engine.reuse.segments import (
-    awaits_segments,
     end_arrived,
     find_segments,
-    found_segments,
     leave_segments,
     num_cached_tokens,
     release_segments,
 )
-from gemserve.engine.scheduling.fair_shares import ReadingShares, SlotShares
+from gemserve.engine.scheduling.admission import Admission, takes_turns
+from gemserve.engine.scheduling.fair_shares import ReadingShares
 from gemserve.engine.scheduling.prompt_lookup import PromptLookup
+from gemserve.engine.scheduling.request_memory import RequestMemory, spans_of
 from gemserve.engine.scheduling.time_shares import Portion, TimeTurns
 from gemserve.engine.sequence.segment_pass import SegmentPass
 from gemserve.engine.sequence.sequence import LAST, LiveSequence, State
@@ -51,19 +45,6 @@ from gemserve.kv_layout import KVLayout
 # Tokens of a chunk if all of its tokens are scored, because each needs a row of logits.
 MAX_SCORED_TOKENS = 256
 MAX_IDLE_TOKENS = 128  # of a chunk that is read in idle time: a request waits for its end
-
-# Once so many prompts are being read, no other one takes memory that the document cache has or may
-# fill: they are read one at a time, so it would only wait there. Else a burst of requests empties
-# the cache, every question reads its document anew, and the server stays overloaded long after the
-# burst. One that is much shorter than all of them does not wait for memory.
-MOST_READING = 4
-# Of those that must go on waiting, so many of the first and as many of the others, in turn, are
-# looked at in one step, since each is compared with all that are being read. And so often they are
-# asked whether another's pass reads for them, which only says that they are not late.
-MOST_LOOKED_AT = 8
-_LED_PERIOD_S = 0.25
-# Of an open chunk's tokens, as many of documents may give way so that nobody waits for its end.
-CHUNK_PART = 0.25
 
 
 class Scheduler:
@@ -92,13 +73,15 @@ class Scheduler:
         self.cache = DocumentCache(pool, cache_units)
         # looks for more of an admitted sequence on the disk: see `DiskCache.begin_load`
         self.begin_load: Callable[[LiveSequence, int], object] = lambda sequence, num_cached: None
-        self._layout, self._shape = layout or KVLayout(growing=num_layers), shape
-        self._max_running, self._lookup = max_running, lookup
-        self._awaits_compaction = False
-        self._num_admitted = 0
-        self._refused_at: object = None  # what `_admit` went by when it last admitted nobody
-        self._looked_at = 0  # where the next step goes on behind the first of those that wait
-        self._asked_led_s = -math.inf
+        self._layout, self._lookup = layout or KVLayout(growing=num_layers), lookup
+        self._admission = Admission(
+            pool,
+            self.cache,
+            RequestMemory(pool, self.cache, self._layout, shape),
+            layout=self._layout,
+            max_running=max_running,
+            begin=self._begin,
+        )
         self._turns = TimeTurns()
         self._reading = ReadingShares()
         self.waiting: list[LiveSequence] = []
@@ -132,7 +115,8 @@ class Scheduler:
         assert chunk_tokens > 0
         self._reading.parts = {} if portion is None else portion.reading_of
         taken = self._take_over()
-        self._admit(taken, is_shared=portion is not None)
+        is_shared = portion is not None
+        self._admission.admit(self.waiting, self.running, taken, is_shared=is_shared)
         moves = self.pool.take_changes()
         # only now, because compaction for one moves what another takes over
         copies = [source.copy_to(sequence, self._layout) for sequence, source in taken]
@@ -196,7 +180,7 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.state in (State.FILTERING, State.PREFILLING, State.DECODING)
             assert not sequence.shared or sequence.state is State.FILTERING
-            owned += _spans_of(sequence)
+            owned += spans_of(sequence)
             needed = sequence.kept_units(self._layout)
             if sequence.is_reading:
                 needed = sequence.reserved_units(self._layout, sequence.num_shared)
@@ -224,223 +208,14 @@ class Scheduler:
                 return [(sequence, source)]
         return []
 
-    def _admit(self, taken: list[tuple[LiveSequence, CacheSource]], *, is_shared: bool) -> None:
-        """Admit whatever fits, in fair order. Later requests may overtake a large one.
-
-        Documents in the cache give way. Scattered free units are made one by compaction. What
-        passes that have begun hold views of stays in its place; if it is in the way, they are
-        finished first. A step copies one document at most, so that nobody's next token waits for
-        several. `taken`: what will be copied, to which this adds. `is_shared`: there are several
-        tenants, so that none may hold all of the memory.
-
-        The first that was overtaken often and lacks memory has it as soon as all that runs now has
-        ended: what is admitted from then on must fit beside it.
-        """
-        # these must stay until this plan has been carried out
-        copied = [source.document for _, source in taken if source.document is not None]
-        self._awaits_compaction = False
-        if not self.waiting or len(self.running) >= self._max_running:
-            return
-        seen = self._seen_by_admission(is_shared)
-        if not taken and seen == self._refused_at:
-            return
-        self._refused_at = None
-        capacity = self.pool.capacity if is_shared else None
-        slots = SlotShares(self.running, self._max_running, capacity)
-        answering = answering_of(self.running)
-        reading = [(s, s.left_to_read) for s in self.running if _takes_turns(s)]
-        tenants = {s.request.tenant for s in self.waiting}
-        num_tenants = len(tenants | {s.request.tenant for s, _ in reading})
-        room: int | None = None  # beside one that lacks memory
-        order = slots.order(self.waiting)
-        asks_led = time.monotonic() >= self._asked_led_s + _LED_PERIOD_S
-        start = self._looked_at if self._looked_at < len(order) else 0
-        self._looked_at, num_refused, is_all = 0, 0, not taken
-        for place, sequence in enumerate(order):
-            if not slots.may_take(sequence):
-                continue
-            if num_refused >= MOST_LOOKED_AT and place < start:
-                is_all = False
-                continue
-            if num_refused >= 2 * MOST_LOOKED_AT:
-                self._looked_at, is_all = place, False
-                break
-            source, size = self._fitting(sequence, answering, copied)
-            is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
-            if not is_overtaken and not slots.may_have(sequence, size):
-                num_refused += 1
-                continue
-            has_memory = size <= self._available(size, source, copied)
-            has_memory = has_memory and (room is None or size <= room)
-            may_begin = self._may_begin(sequence, size, source, reading, num_tenants)
-            # one that was overtaken often may as well, one of a tenant at a time
-            is_beside = not may_begin and is_overtaken and _is_first_beside(sequence, reading)
-            is_fitting = has_memory and (may_begin or is_beside)
-            may_be_late = math.isfinite(sequence.request.begin_within_s)
-            is_asked = may_be_late and (asks_led or sequence.awaits_leader is None)
-            if is_fitting or is_asked:
-                sequence.awaits_leader = self._awaits_leader(sequence)
-            elif not may_be_late:
-                sequence.awaits_leader = None
-            if is_fitting and sequence.awaits_leader:
-                num_refused += 1
-                continue
-            if is_fitting and taken and source is not None and not source.is_shared:
-                is_all = False
-                break
-            if not is_fitting:
-                num_refused += 1
-                if room is None and is_overtaken and slots.may_have(sequence, size):
-                    room = self._room_beside(sequence, size, has_memory=has_memory)
-                continue
-            span = self._make_room(sequence, size, _spared(source, copied))
-            if span is None:
-                if not self._compact(sequence, size, _spared(source, copied)):
-                    self._awaits_compaction, is_all = True, False
-                    break
-                span = self.pool.allocate(size)
-                assert span is not None
-            for earlier in order[:place]:
-                earlier.times_passed += earlier.state is State.WAITING
-                earlier.times_passed_led += earlier.awaits_leader is True
-            self._num_admitted += 1
-            sequence.admission, sequence.blocks_since = self._num_admitted, None
-            sequence.is_beside = is_beside
-            room = None if room is None else room - size
-            slots.take(sequence, size)
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            sequence.span, sequence.found = span, None
-            span.is_private = bool(sequence.request.documents)
-            sequence.most_held = max(sequence.most_held, size)
-            self._begin_pass(sequence, source)
-            reading += [(sequence, sequence.left_to_read)] if _takes_turns(sequence) else []
-            if source is not None and not source.is_shared:
-                taken.append((sequence, source))
-                copied += [] if source.document is None else [source.document]
-        self._refused_at = seen if is_all else None
-        if asks_led:
-            self._asked_led_s = time.monotonic()
-
-    def _seen_by_admission(self, is_shared: bool) -> object:
-        """What decides who is admitted, but the progress of passes.
-
-        As long as it stays, whoever was not admitted is not looked at again: where many wait, that
-        would take longer than the steps.
-        """
-        running = tuple((s.order, s.state, _takes_turns(s)) for s in self.running)
-        waiting = tuple(s.order for s in self.waiting)
-        return is_shared, self.pool.num_changes, self.cache.num_changes, running, waiting
-
-    def _room_beside(self, sequence: LiveSequence, size: int, *, has_memory: bool) -> int | None:
-        """Units that may be admitted without `sequence`, which needs `size`, waiting for them.
-
-        None: it has never lacked memory.
-        """
-        if sequence.blocks_since is None:
-            if has_memory:
-                return None
-            sequence.blocks_since = self._num_admitted
-        since = sequence.blocks_since
-        later = (span for s in self.running if s.admission > since for span in _spans_of(s))
-        return self.pool.capacity - size - sum({id(span): span.size for span in later}.values())
-
-    def _compact(self, sequence: LiveSequence, size: int, spared: list[CachedDocument]) -> bool:
-        """Make scattered free units one; False: passes that have begun are in the way.
-
-        Documents give way where that helps, since a chunk of a long prompt can take a minute. They
-        must be read again, so it must be little beside that chunk.
-        """
-        open_passes = [s for s in self.running if s.open_tokens]
-        fixed = [span for open_pass in open_passes for span in _spans_of(open_pass)]
-        if self.pool.compact(size, fixed):
-            return True
-        open_units = sum(s.open_tokens * s.memory.size // s.capacity for s in open_passes)
-        most, tenant = int(CHUNK_PART * open_units), sequence.request.tenant
-        if not self.cache.make_place(size, fixed, most, spared, tenant):
-            return False
-        return self.pool.compact(size, fixed)
-
-    def _awaits_leader(self, sequence: LiveSequence) -> bool:
-        """Is another's pass under way that will leave what this one needs?"""
-        if awaits_leader(self.cache, sequence, self.running, self._layout):
-            return True
-        return awaits_segments(self.cache, sequence, self.running)
-
-    def _may_begin(
-        self,
-        sequence: LiveSequence,
-        size: int,
-        source: CacheSource | None,
-        reading: Iterable[tuple[LiveSequence, int]],
-        num_tenants: int,
-    ) -> bool:
-        """May this one take `size` units beside the prompts that are being read?
-
-        `reading`: these, and the tokens left of each.
-        It may if these are few, if it is much shorter, or if it leaves the document cache what that
-        may hold. A tenant has its part of the few, at least one, and is compared with itself. What
-        comes later by its own priorities does not count.
-        """
-        if size + self.cache.unused <= self.pool.free:
-            return True
-        tenant, priority = sequence.request.tenant, sequence.request.priority
-        own, num_others = list[int](), 0
-        for other, left in reading:
-            if other.request.tenant != tenant:
-                num_others += 1
-            elif other.request.priority <= priority:
-                own.append(left)
-        num_before = len(own) + num_others
-        if num_before < MOST_READING or len(own) * num_tenants < MOST_READING:
-            return True
-        least, taken_over = min(own), 0 if source is None else source.count
-        if sequence.segment_pass is not None and 2 * sequence.read_after_filter < least:
-            taken_over = num_cached_tokens(self.cache, sequence)
-        return 2 * (sequence.left_to_read - taken_over) < least
-
-    def _fitting(
-        self, sequence: LiveSequence, answering: Answering, copied: list[CachedDocument]
-    ) -> tuple[CacheSource | None, int]:
-        """What a waiting sequence takes over, and the memory that it needs then.
-
-        It is read whole if it may be, if that is cheaper, and if there is memory for it.
-        """
-        sequence.read_filtered()
-        shape, cache = self._shape, self.cache
-        if shape is None or not sequence.may_read_whole:
-            return self._fitting_as_is(sequence, answering, copied)
-        if is_cheaper_whole(cache, sequence, answering, shape):
-            sequence.read_whole()
-            source, size = self._fitting_as_is(sequence, answering, copied)
-            if source is not None and size <= self._available(size, source, copied):
-                return source, size
-            sequence.read_filtered()
-        return self._fitting_as_is(sequence, answering, copied)
-
-    def _fitting_as_is(
-        self, sequence: LiveSequence, answering: Answering, copied: list[CachedDocument]
-    ) -> tuple[CacheSource | None, int]:
-        """The same for the way that the sequence is to be read.
-
-        It takes over nothing if only the memory of that would let it run.
-        """
-        source = find_source(self.cache, sequence, answering)
-        if source is not None:
-            size = sequence.reserved_units(self._layout, source.num_shared)
-            if source.document is None:
-                return source, size
-            if size <= self._available(size, source, copied):
-                return source, size
-        return None, sequence.reserved_units(self._layout)
-
-    def _available(
-        self, size: int, source: CacheSource | None, copied: list[CachedDocument]
-    ) -> int:
-        """Units that a sequence which needs `size` can have now."""
-        if size <= self.pool.free:
-            return self.pool.free
-        return self.cache.available(size, _spared(source, copied))
+    def _begin(self, sequence: LiveSequence, span: Span, source: CacheSource | None) -> None:
+        """Run a waiting sequence in `span` from now on, behind what it takes over."""
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.span, sequence.found = span, None
+        span.is_private = bool(sequence.request.documents)
+        sequence.most_held = max(sequence.most_held, span.size)
+        self._begin_pass(sequence, source)
 
     def _begin_pass(self, sequence: LiveSequence, source: CacheSource | None) -> None:
         """Begin an admitted sequence's pass behind the tokens that it takes over."""
@@ -470,22 +245,10 @@ class Scheduler:
             room = source.room_of(room)
         sequence.room = room
 
-    def _make_room(
-        self, sequence: LiveSequence, size: int, spared: list[CachedDocument]
-    ) -> Span | None:
-        """Evict documents until the sequence fits. None: only once memory is moved."""
-        tenant = sequence.request.tenant
-        self.cache.make_room(size, spared, tenant)
-        span = self.pool.allocate(size)
-        if span is None:
-            self.cache.spare_moves(size, spared, tenant)
-            span = self.pool.allocate(size)
-        return span
-
     def _next_chunk(self, chunk_tokens: int) -> Chunk | None:
         """A chunk of the unfinished prompt whose turn it is, if there is one."""
-        unfinished = [s for s in self.running if _takes_turns(s) and not s.awaits_source]
-        if self._awaits_compaction:
+        unfinished = [s for s in self.running if takes_turns(s) and not s.awaits_source]
+        if self._admission.awaits_compaction:
             unfinished = [s for s in unfinished if s.open_tokens]
         if not unfinished:
             return None
@@ -610,24 +373,6 @@ class Scheduler:
         sequence.shared = ()
 
 
-def _takes_turns(sequence: LiveSequence) -> bool:
-    """Is its prompt being read, unless it waits for what the disk or another engine has of it?"""
-    is_reading = sequence.state in (State.FILTERING, State.PREFILLING)
-    return is_reading and not sequence.is_loading and not sequence.is_awaiting
-
-
-def _is_first_beside(sequence: LiveSequence, reading: Iterable[tuple[LiveSequence, int]]) -> bool:
-    tenant = sequence.request.tenant
-    return not any(s.is_beside for s, _ in reading if s.request.tenant == tenant)
-
-
-def _spans_of(sequence: LiveSequence) -> Iterator[Span]:
-    """What a pass over a running sequence's prompt holds views of."""
-    yield sequence.memory
-    yield from (share.span for share in sequence.shared)
-    yield from (share.span for share in found_segments(sequence))
-
-
 def _decode_row(sequence: LiveSequence) -> DecodeRow:
     slot = sequence.next_slot
     return DecodeRow(
@@ -638,9 +383,3 @@ def _decode_row(sequence: LiveSequence) -> DecodeRow:
         rope_tokens=sequence.rope_length,
         place=sequence.place,
     )
-
-
-def _spared(source: CacheSource | None, copied: list[CachedDocument]) -> list[CachedDocument]:
-    """Documents that must not give way to a sequence that takes over `source`."""
-    document = None if source is None else source.document
-    return copied if document is None else [*copied, document]

@@ -1,0 +1,303 @@
+"""Decides which waiting requests begin in a step. No torch.
+
+Whatever fits is admitted, in fair order (`fair_shares`). Later requests may overtake a large one,
+but the first that was overtaken often and lacks memory has it as soon as all that runs now has
+ended: what is admitted from then on must fit beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
+from gemserve.engine.memory import MemoryPool, Span
+from gemserve.engine.reuse.lookup import (
+    MAX_TIMES_PASSED,
+    Answering,
+    CacheSource,
+    answering_of,
+    awaits_leader,
+)
+from gemserve.engine.reuse.segments import awaits_segments, num_cached_tokens
+from gemserve.engine.scheduling.fair_shares import SlotShares
+from gemserve.engine.scheduling.request_memory import RequestMemory, spans_of
+from gemserve.engine.sequence.sequence import LiveSequence, State
+from gemserve.kv_layout import KVLayout
+
+# Once so many prompts are being read, no other one takes memory that the document cache has or may
+# fill: they are read one at a time, so it would only wait there. Else a burst of requests empties
+# the cache, every question reads its document anew, and the server stays overloaded long after the
+# burst. One that is much shorter than all of them does not wait for memory.
+MOST_READING = 4
+# Of those that must go on waiting, so many of the first and as many of the others, in turn, are
+# looked at in one step, since each is compared with all that are being read. And so often they are
+# asked whether another's pass reads for them, which only says that they are not late.
+MOST_LOOKED_AT = 8
+_LED_PERIOD_S = 0.25
+
+# tells the scheduler that a sequence begins, in which span and with what it takes over
+Begin = Callable[[LiveSequence, Span, CacheSource | None], None]
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one step's admission goes by.
+
+    `reading`: the prompts that are being read, and the tokens left of each. `num_tenants`: of
+    those that wait or read. `taken`: what this step copies, and for whom. `copied`: the documents
+    among it. `asks_led`: whether another's pass reads for those that wait is asked anew.
+    `room`: units beside one that lacks memory; None: there is no such one.
+    """
+
+    slots: SlotShares
+    answering: Answering
+    reading: list[tuple[LiveSequence, int]]
+    num_tenants: int
+    taken: list[tuple[LiveSequence, CacheSource]]
+    copied: list[CachedDocument]
+    asks_led: bool
+    room: int | None = None
+
+
+class Admission:
+    """Admits waiting requests. It reads the scheduler's queues and never changes them itself."""
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        cache: DocumentCache,
+        memory: RequestMemory,
+        *,
+        layout: KVLayout,
+        max_running: int,
+        begin: Begin,
+    ) -> None:
+        self._pool, self._cache, self._memory = pool, cache, memory
+        self._layout, self._max_running, self._begin = layout, max_running, begin
+        self.awaits_compaction = False  # one waits until open passes are no longer in its way
+        self._num_admitted = 0
+        self._refused_at: object = None  # what it went by when it last admitted nobody
+        self._looked_at = 0  # where the next step goes on behind the first of those that wait
+        self._asked_led_s = -math.inf
+
+    def admit(
+        self,
+        waiting: Sequence[LiveSequence],
+        running: Sequence[LiveSequence],
+        taken: list[tuple[LiveSequence, CacheSource]],
+        *,
+        is_shared: bool,
+    ) -> None:
+        """Begin whatever fits.
+
+        A step copies one document at most, so that nobody's next token waits for several. `taken`:
+        what will be copied, to which this adds. `is_shared`: there are several tenants, so that
+        none may hold all of the memory.
+        """
+        self.awaits_compaction = False
+        if not waiting or len(running) >= self._max_running:
+            return
+        seen = self._seen(waiting, running, is_shared)
+        if not taken and seen == self._refused_at:
+            return
+        now = self._new_round(waiting, running, taken, is_shared)
+        looks = _Looks(self._looked_at, has_copied=bool(taken))
+        order = now.slots.order(waiting)
+        for place, sequence in looks.through(order, now.slots):
+            source, size = self._memory.needed(sequence, now.answering, now.copied)
+            if not self._may_begin(sequence, source, size, running, now):
+                looks.num_refused += 1
+                continue
+            is_copied = source is not None and not source.is_shared
+            if is_copied and taken:
+                looks.has_seen_all = False
+                break
+            span = self._memory.allocate(sequence, size, source, now.copied, running)
+            if span is None:
+                self.awaits_compaction, looks.has_seen_all = True, False
+                break
+            for earlier in order[:place]:
+                earlier.times_passed += earlier.state is State.WAITING
+                earlier.times_passed_led += earlier.awaits_leader is True
+            self._num_admitted += 1
+            sequence.admission, sequence.blocks_since = self._num_admitted, None
+            self._begin(sequence, span, source)
+            now.room = None if now.room is None else now.room - size
+            now.slots.take(sequence, size)
+            now.reading += [(sequence, sequence.left_to_read)] if takes_turns(sequence) else []
+            if source is not None and is_copied:
+                taken.append((sequence, source))
+                now.copied += [] if source.document is None else [source.document]
+        self._looked_at = looks.next_start
+        self._refused_at = seen if looks.has_seen_all else None
+        if now.asks_led:
+            self._asked_led_s = time.monotonic()
+
+    def _new_round(
+        self,
+        waiting: Sequence[LiveSequence],
+        running: Sequence[LiveSequence],
+        taken: list[tuple[LiveSequence, CacheSource]],
+        is_shared: bool,
+    ) -> _Round:
+        capacity = self._pool.capacity if is_shared else None
+        reading = [(s, s.left_to_read) for s in running if takes_turns(s)]
+        tenants = {s.request.tenant for s in waiting} | {s.request.tenant for s, _ in reading}
+        return _Round(
+            slots=SlotShares(running, self._max_running, capacity),
+            answering=answering_of(running),
+            reading=reading,
+            num_tenants=len(tenants),
+            taken=taken,
+            copied=[source.document for _, source in taken if source.document is not None],
+            asks_led=time.monotonic() >= self._asked_led_s + _LED_PERIOD_S,
+        )
+
+    def _seen(
+        self,
+        waiting: Sequence[LiveSequence],
+        running: Sequence[LiveSequence],
+        is_shared: bool,
+    ) -> object:
+        """What decides who is admitted, but the progress of passes.
+
+        As long as it stays, whoever was not admitted is not looked at again: where many wait, that
+        would take longer than the steps.
+        """
+        states = tuple((s.order, s.state, takes_turns(s)) for s in running)
+        numbers = tuple(s.order for s in waiting)
+        return is_shared, self._pool.num_changes, self._cache.num_changes, states, numbers
+
+    def _may_begin(
+        self,
+        sequence: LiveSequence,
+        source: CacheSource | None,
+        size: int,
+        running: Sequence[LiveSequence],
+        now: _Round,
+    ) -> bool:
+        """May this one, which needs `size` units, begin in this step?
+
+        One that was overtaken often may have more than its tenant's part of the memory, and begins
+        though enough are being read, one of a tenant at a time.
+        """
+        is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
+        may_have = now.slots.may_have(sequence, size)
+        if not may_have and not is_overtaken:
+            return False
+        has_memory = size <= self._memory.available(size, source, now.copied)
+        has_memory = has_memory and (now.room is None or size <= now.room)
+        is_in_turn = self._is_in_turn(sequence, source, size, now)
+        tenant = sequence.request.tenant
+        others_beside = any(s.is_beside for s, _ in now.reading if s.request.tenant == tenant)
+        sequence.is_beside = not is_in_turn and is_overtaken and not others_beside
+        is_fitting = has_memory and (is_in_turn or sequence.is_beside)
+        self._note_leader(sequence, running, is_fitting=is_fitting, asks_led=now.asks_led)
+        if is_fitting:
+            return not sequence.awaits_leader
+        if now.room is None and is_overtaken and may_have:
+            now.room = self._room_beside(sequence, size, running, has_memory=has_memory)
+        return False
+
+    def _is_in_turn(
+        self, sequence: LiveSequence, source: CacheSource | None, size: int, now: _Round
+    ) -> bool:
+        """May this one take `size` units beside the prompts that are being read?
+
+        It may if these are few, if it is much shorter, or if it leaves the document cache what that
+        may hold. A tenant has its part of the few, at least one, and is compared with itself. What
+        comes later by its own priorities does not count.
+        """
+        if size + self._cache.unused <= self._pool.free:
+            return True
+        tenant, priority = sequence.request.tenant, sequence.request.priority
+        own, num_others = list[int](), 0
+        for other, left in now.reading:
+            if other.request.tenant != tenant:
+                num_others += 1
+            elif other.request.priority <= priority:
+                own.append(left)
+        num_before = len(own) + num_others
+        if num_before < MOST_READING or len(own) * now.num_tenants < MOST_READING:
+            return True
+        least, taken_over = min(own), 0 if source is None else source.count
+        if sequence.segment_pass is not None and 2 * sequence.read_after_filter < least:
+            taken_over = num_cached_tokens(self._cache, sequence)
+        return 2 * (sequence.left_to_read - taken_over) < least
+
+    def _note_leader(
+        self,
+        sequence: LiveSequence,
+        running: Sequence[LiveSequence],
+        *,
+        is_fitting: bool,
+        asks_led: bool,
+    ) -> None:
+        """Note whether another's pass is under way that will leave what this one needs.
+
+        That is asked of one that would begin else, and now and then of one that may be late.
+        """
+        may_be_late = math.isfinite(sequence.request.begin_within_s)
+        if is_fitting or (may_be_late and (asks_led or sequence.awaits_leader is None)):
+            sequence.awaits_leader = awaits_leader(
+                self._cache, sequence, running, self._layout
+            ) or awaits_segments(self._cache, sequence, running)
+        elif not may_be_late:
+            sequence.awaits_leader = None
+
+    def _room_beside(
+        self,
+        sequence: LiveSequence,
+        size: int,
+        running: Sequence[LiveSequence],
+        *,
+        has_memory: bool,
+    ) -> int | None:
+        """Units that may be admitted without `sequence`, which needs `size`, waiting for them.
+
+        None: it has never lacked memory.
+        """
+        if sequence.blocks_since is None:
+            if has_memory:
+                return None
+            sequence.blocks_since = self._num_admitted
+        since = sequence.blocks_since
+        later = (span for s in running if s.admission > since for span in spans_of(s))
+        return self._pool.capacity - size - sum({id(span): span.size for span in later}.values())
+
+
+class _Looks:
+    """Which of those that wait one step looks at: all, or some, if many must go on waiting.
+
+    `next_start`: where the next step begins behind the first ones.
+    """
+
+    def __init__(self, start: int, *, has_copied: bool) -> None:
+        self._start = start
+        self.next_start = self.num_refused = 0
+        self.has_seen_all = not has_copied  # else some may have been refused for the copy alone
+
+    def through(
+        self, order: Sequence[LiveSequence], slots: SlotShares
+    ) -> Iterator[tuple[int, LiveSequence]]:
+        """Each one that may have a slot, with its place in `order`."""
+        start = self._start if self._start < len(order) else 0
+        for place, sequence in enumerate(order):
+            if not slots.may_take(sequence):
+                continue
+            if self.num_refused >= MOST_LOOKED_AT and place < start:
+                self.has_seen_all = False
+                continue
+            if self.num_refused >= 2 * MOST_LOOKED_AT:
+                self.next_start, self.has_seen_all = place, False
+                return
+            yield place, sequence
+
+
+def takes_turns(sequence: LiveSequence) -> bool:
+    """Is its prompt being read, unless it waits for what the disk or another engine has of it?"""
+    is_reading = sequence.state in (State.FILTERING, State.PREFILLING)
+    return is_reading and not sequence.is_loading and not sequence.is_awaiting

@@ -67,6 +67,16 @@ class Submission(Generic[BodyT]):
     reader: EventReader
 
 
+@dataclass(frozen=True, slots=True)
+class _Built(Generic[BodyT]):
+    """What became of a body. `waited_s`: for how many seconds its text has waited for its turn."""
+
+    body: BodyT
+    requests: EngineRequests
+    timeout: Timeout
+    waited_s: float
+
+
 class SegmentSharing(Protocol):
     """Submits to the engine, and has other replicas read parts of long documents."""
 
@@ -144,116 +154,157 @@ class Submitter:
         Raises what makes a request fail before anything is sent.
         """
         arrived_s = time.monotonic()
-        request_id, tenant = request_id_of(http), tenant_of(http)
+        tenant = tenant_of(http)
         finder = Finder(self.documents, tenant)
         with self.counting_refusals():
             self.check_room(tenant)  # a full queue answers before anything is parsed or tokenized
             self.check_wait(tenant)
             raw = await read_body(http)
-            state = http.scope["state"]
-            caller = state.get("caller")
-            came_s = time.monotonic() - state.get("waited_s", 0.0)  # in an ingress
-            # whether it is streamed is not known yet
-            timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=True)
-            with (
-                self.preparing.one_more(self.engine, tenant),
-                self.backlog.expecting(tenant, len(raw)),
-            ):
-                parse = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-                work = _BegunInTime(parse, came_s, self._most_wait(timeout))
-                run = partial(self.turns.run, http, tenant)
-                body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
-                if requests is None:
-                    reference = self.models.find_reference(body)
-                    adapter = None if reference is None else await self.models.load(reference)
-                    rest = partial(build, body, request_id, adapter)
-                    size = len(raw) + finder.num_chars
-                    requests = await self.trials.run(partial(run, size, rest), tenant)
-                is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
-                timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
-                wanted = body.filter if isinstance(body, FilteringBody) else None
-                if wanted is not None and wanted.libraries:
-                    anew = partial(build, body, request_id, requests.requests[0].adapter)
-                    again = partial(run, work=anew)
-                    if self.excerpts is None:
-                        raise RequestError(
-                            "filter.library: this server has no libraries; start it with "
-                            "--library-dir",
-                            param="filter.library",
-                            code="no_libraries",
-                        )
-                    alone = replace(
-                        requests.requests[0],
-                        tenant=tenant,
-                        cache_salt=_cache_salt(body),
-                        begin_within_s=self._begin_within_s(timeout, work.waited_s),
-                    )
-                    read = partial(self._read, http, timeout)
-                    requests = await self.excerpts.put_in_front(http, wanted, alone, again, read)
+            built = await self._build(http, raw, body_type, build, finder)
             self.check_room(tenant)  # others may have come meanwhile
             finder.check_still_there()  # from here on, forgetting a document reaches the request
-            http.scope["state"]["body"].release()
-            num_tokens = requests.num_tokens
-            self.backlog.check_room(tenant, num_tokens // requests.n)  # choices share a prompt
-            http.scope["state"]["logprobs"].take(requests.num_scores)
-            http.scope["state"]["reply"].take(_echo_bytes(requests), "echo")
-            if caller is not None:
-                place = http.scope["state"]["place"]
-                place.add_choices(len(requests.requests) - 1)
-            notes = http.scope["state"].get("notes")
-            # of several prompts, none can be told from the text as a whole
-            of_prompt = notes if len(requests.requests) == requests.n else None
-            parts = requests.requests[0].parts
-            difference = None if parts is None else self.earlier.difference(tenant, parts)
-            http.scope["state"]["first_difference"] = difference  # for the log
-            # of several choices, none is of use without the others
-            is_alone = len(requests.requests) == 1
-            begin_within_s = self._begin_within_s(timeout, work.waited_s)
-            sendable = [
-                replace(
-                    request,
-                    tenant=tenant,
-                    cache_salt=_cache_salt(body),
-                    first_difference=difference,
-                    documents=finder.ids + _file_ids(body),
-                    notes=of_prompt,
-                    begin_within_s=begin_within_s if is_alone else math.inf,
-                )
-                for request in requests.requests
-            ]
-            with memory_fields_named(body):
-                streams, shared = self._submit_all(sendable, requests.n)
+            self._take_room(http, built.requests, tenant)
+            sendable = self._sendable(http, built, finder)
+            with memory_fields_named(built.body):
+                streams, shared = self._submit_all(sendable, built.requests.n)
         sent = [stream.request for stream in streams]
-        observers = [
-            self.observers(request, arrived_s, is_further_choice=index % requests.n > 0)
-            for index, request in enumerate(sent)
-        ]
-        if shared is not None:
-            observers[0].append(shared)
-        if notes is not None:
-            notes.is_queued = True
-        if caller is not None:
-            place.charge(num_tokens)
-            for some, request in zip(observers, sent, strict=True):
-                some.append(TokenCharges(place, len(request.prompt_ids)))
-        if self.traces is not None:
-            traced = self.traces.begin(
-                http.scope, sent, requests.n, model=body.model, arrived_s=arrived_s
-            )
-            for some, observer in zip(observers, traced, strict=True):
-                some.append(observer)
-        joined = [Observers(*some) for some in observers]
         reader = EventReader(
             http,
             streams,
-            joined,
+            self._observers_of(http, built, sent, shared, arrived_s),
             keep_alive_s=self.keep_alive_s,
-            timeout=timeout,
+            timeout=built.timeout,
             count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
             begin_within_s=sent[0].begin_within_s,
         )
-        return Submission(body, requests, reader)
+        return Submission(built.body, built.requests, reader)
+
+    async def _build(
+        self,
+        http: Request,
+        raw: bytes,
+        body_type: type[BodyT],
+        build: Build[BodyT],
+        finder: Finder,
+    ) -> _Built[BodyT]:
+        """Parse a body, and build engine requests of it when its turn comes."""
+        request_id, tenant = request_id_of(http), tenant_of(http)
+        came_s = time.monotonic() - http.scope["state"].get("waited_s", 0.0)  # in an ingress
+        # whether it is streamed is not known yet
+        timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=True)
+        with (
+            self.preparing.one_more(self.engine, tenant),
+            self.backlog.expecting(tenant, len(raw)),
+        ):
+            parse = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
+            work = _BegunInTime(parse, came_s, self._most_wait(timeout))
+            run = partial(self.turns.run, http, tenant)
+            body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
+            if requests is None:
+                reference = self.models.find_reference(body)
+                adapter = None if reference is None else await self.models.load(reference)
+                rest = partial(build, body, request_id, adapter)
+                size = len(raw) + finder.num_chars
+                requests = await self.trials.run(partial(run, size, rest), tenant)
+            is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
+            timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
+            built = _Built(body, requests, timeout, work.waited_s)
+            wanted = body.filter if isinstance(body, FilteringBody) else None
+            if wanted is None or not wanted.libraries:
+                return built
+            anew = partial(build, body, request_id, requests.requests[0].adapter)
+            found = await self._with_excerpts(http, built, wanted, partial(run, work=anew))
+            return replace(built, requests=found)
+
+    async def _with_excerpts(
+        self,
+        http: Request,
+        built: _Built[BodyT],
+        wanted: FilterBody,
+        again: Callable[[int], Awaitable[EngineRequests]],
+    ) -> EngineRequests:
+        """The requests with what was found in libraries. `again`: see `ExcerptFinder`."""
+        if self.excerpts is None:
+            raise RequestError(
+                "filter.library: this server has no libraries; start it with --library-dir",
+                param="filter.library",
+                code="no_libraries",
+            )
+        alone = replace(
+            built.requests.requests[0],
+            tenant=tenant_of(http),
+            cache_salt=_cache_salt(built.body),
+            begin_within_s=self._begin_within_s(built.timeout, built.waited_s),
+        )
+        read = partial(self._read, http, built.timeout)
+        return await self.excerpts.put_in_front(http, wanted, alone, again, read)
+
+    def _take_room(self, http: Request, requests: EngineRequests, tenant: bytes) -> None:
+        """Take what is counted of the requests, beside their body, until they have ended."""
+        state = http.scope["state"]
+        state["body"].release()
+        # choices share a prompt
+        self.backlog.check_room(tenant, requests.num_tokens // requests.n)
+        state["logprobs"].take(requests.num_scores)
+        state["reply"].take(_echo_bytes(requests), "echo")
+        if state.get("caller") is not None:
+            state["place"].add_choices(len(requests.requests) - 1)
+
+    def _sendable(self, http: Request, built: _Built[BodyT], finder: Finder) -> list[EngineRequest]:
+        """The requests with what the engine must know beside their prompts."""
+        tenant, state = tenant_of(http), http.scope["state"]
+        requests, body = built.requests, built.body
+        parts = requests.requests[0].parts
+        difference = None if parts is None else self.earlier.difference(tenant, parts)
+        state["first_difference"] = difference  # for the log
+        # of several choices, none is of use without the others
+        is_alone = len(requests.requests) == 1
+        within_s = self._begin_within_s(built.timeout, built.waited_s) if is_alone else math.inf
+        return [
+            replace(
+                request,
+                tenant=tenant,
+                cache_salt=_cache_salt(body),
+                first_difference=difference,
+                documents=finder.ids + _file_ids(body),
+                # of several prompts, none can be told from the text as a whole
+                notes=state.get("notes") if len(requests.requests) == requests.n else None,
+                begin_within_s=within_s,
+            )
+            for request in requests.requests
+        ]
+
+    def _observers_of(
+        self,
+        http: Request,
+        built: _Built[BodyT],
+        sent: Sequence[EngineRequest],
+        shared: Observer | None,
+        arrived_s: float,
+    ) -> list[Observers]:
+        """What sees the events of each request that was sent. `shared`: see `SegmentSharing`."""
+        state, n = http.scope["state"], built.requests.n
+        observers = [
+            self.observers(request, arrived_s, is_further_choice=index % n > 0)
+            for index, request in enumerate(sent)
+        ]
+        if shared is not None:
+            observers[0].append(shared)
+        if state.get("notes") is not None:
+            state["notes"].is_queued = True
+        if state.get("caller") is not None:
+            place = state["place"]
+            place.charge(built.requests.num_tokens)
+            for some, request in zip(observers, sent, strict=True):
+                some.append(TokenCharges(place, len(request.prompt_ids)))
+        if self.traces is not None:
+            traced = self.traces.begin(
+                http.scope, sent, n, model=built.body.model, arrived_s=arrived_s
+            )
+            for some, observer in zip(observers, traced, strict=True):
+                some.append(observer)
+        return [Observers(*some) for some in observers]
 
     def _submit_all(
         self, requests: Sequence[EngineRequest], n: int

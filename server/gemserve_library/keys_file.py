@@ -67,6 +67,9 @@ class KeysFile:
         """The first `count` records, mapped into memory. Raises `OSError` or `ValueError`."""
         if count == 0:
             return np.zeros(0, self.dtype)
+        size = self.path.stat().st_size
+        if count * self.dtype.itemsize > size:  # NumPy counts in 64 bits, and may overflow
+            raise ValueError(f"{self.path.name}: {count} records are more than {size} bytes")
         return np.memmap(self.path, self.dtype, mode="r", shape=(count,))
 
     def _write(self, start: int, parts: list[bytes | memoryview]) -> None:

@@ -106,6 +106,15 @@ def test_values_that_nobody_has_written(
         removed(folder)
 
 
+def test_keys_that_begin_beyond_what_numpy_can_count(copy: Path) -> None:
+    """Found by the test above: their bytes were more than 64 bits can say."""
+    with closing(sqlite3.connect(copy / DATABASE)) as connection:
+        connection.execute("UPDATE keys SET start = 768614336404564507 WHERE start > 0")
+        connection.commit()
+    assert not is_refused(copy)  # it is found by its words
+    removed(copy)
+
+
 @pytest.mark.parametrize("table", ["settings", "files", "windows", "keys"])
 def test_a_table_is_missing(copy: Path, table: str) -> None:
     with closing(sqlite3.connect(copy / DATABASE)) as connection:

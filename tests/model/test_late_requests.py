@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from gemserve.contract.events import Finished
@@ -47,7 +48,7 @@ def test_what_waits_for_another_s_reading_of_its_own_text_is_not_late() -> None:
     second = core.add(replace(request(), request_id="second", begin_within_s=20.0))
     second.added_s -= 100.0
     core._scheduler.schedule(1, is_decode_due=False)
-    assert second.sequence.awaits_leader
+    assert core._scheduler.is_led(second.sequence)
     ended = []
     while not second.sequence.generated:
         ended += [event for _, event in core.step() if isinstance(event, Finished)]
@@ -62,3 +63,20 @@ def test_no_log_shows_a_prompt() -> None:
         assert str(IDS[1]) + ", " not in repr(each)
         assert len(repr(each)) < 200
     core.cancel(job)
+
+
+def test_one_whose_leader_has_gone_is_late() -> None:
+    """It counted as led for as long as nobody looked at it again, so its wait had no end."""
+    core = core_of()
+    first = core.add(request())
+    core._pace._seconds_per_cost = 1e9
+    core.step()
+    led = core.add(replace(request(), request_id="second", begin_within_s=20.0))
+    core._scheduler.schedule(1, is_decode_due=False)
+    assert core._scheduler.is_led(led.sequence)
+    core._scheduler._admission._max_running = 0  # from now on nobody is looked at
+    core.cancel(first)
+    led.added_s -= 100.0
+    core._looked_late_s = -math.inf
+    ended = [event for _, event in core.step() if isinstance(event, Finished)]
+    assert [event.late for event in ended] == ["not_begun"]

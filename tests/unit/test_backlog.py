@@ -323,3 +323,64 @@ def test_a_key_of_which_nothing_waits_has_room() -> None:
             backlog.check_room(tenant)
     job.close()
     other.close()
+
+
+def taught(clock: Clock, prompt_s: float) -> Backlog:
+    """After twenty prompts of 1,000 tokens and answers of 10."""
+    backlog, asked = Backlog(clock), request(1000, 10)
+    for _ in range(20):
+        job = backlog.enter(asked)
+        clock.now_s += prompt_s
+        read(job, asked)
+        clock.now_s += 0.1
+        draw(job, 10)
+        job.see(Finished(reason="stop", completion_tokens=10))
+    return backlog
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_selections_count_as_read_whatever_was_chosen(is_applied: bool) -> None:
+    """With diffuse attention they never did: four were always queued, and the wait was zero."""
+    clock = Clock()
+    backlog = taught(clock, 2.0)
+    asked = replace(request(1000, 1), selects_only=True)
+    queued = [backlog.enter(asked) for _ in range(4)]
+    for _ in range(30):
+        clock.now_s += 2
+        job = queued.pop(0)
+        report = replace(report_for(asked), applied=is_applied, filter_ms=2000.0)
+        job.see(Filtered(report=report, started_s=0, filtered_s=0))
+        job.see(Finished(reason="stop", completion_tokens=0))
+        queued.append(backlog.enter(asked))
+    assert backlog.wait_s(b"") == pytest.approx(8, rel=0.1)
+
+
+def test_one_prompt_that_takes_long_does_not_make_the_others_read() -> None:
+    """Five were queued, the first one was not cached, and after three seconds none was left."""
+    clock = Clock()
+    backlog = taught(clock, 0.5)
+    asked = replace(request(1000, 1), selects_only=True)
+    jobs = [backlog.enter(asked) for _ in range(5)]
+    waits_s = [backlog.wait_s(b"")]
+    for _ in range(10):
+        clock.now_s += 3
+        waits_s.append(backlog.wait_s(b""))
+    assert waits_s == sorted(waits_s)
+    assert waits_s[0] == pytest.approx(2.5, rel=0.2)
+    assert len(jobs) == 5
+
+
+def test_a_further_choice_is_not_a_prompt_that_is_read() -> None:
+    """The time for which it waited counted as what is read of prompts that came later."""
+    clock = Clock()
+    backlog = taught(clock, 1.0)
+    asked = request(1000, 10)
+    first = backlog.enter(asked)
+    clock.now_s += 1
+    read(first, asked)
+    further = backlog.enter(asked, is_further_choice=True)
+    clock.now_s += 30
+    later = [backlog.enter(request(4000, 10)) for _ in range(3)]
+    assert backlog.wait_s(b"") == pytest.approx(12, rel=0.15)
+    assert further is not None
+    assert len(later) == 3

@@ -171,7 +171,7 @@ def test_one_that_is_led_is_known_to_be_behind_one_that_lacks_memory() -> None:
     s.add(led := LiveSequence(replace(led.request, begin_within_s=10.0), 2))
     s.schedule(64, is_decode_due=True)
     assert large.state is State.WAITING
-    assert led.awaits_leader
+    assert s.is_led(led)
 
 
 def test_a_change_of_the_cache_compares_waiting_prompts_with_what_is_new_only(
@@ -209,7 +209,7 @@ def test_those_who_wait_are_looked_at_again_only_after_a_change(
     """Once 80 waited, half of the engine's time went into it, and so ever more waited."""
     s = Scheduler(MemoryPool(60_000), num_layers=LAYERS, max_running=64, cache_units=50_000)
     memory = FakeMemory(60_000)
-    for order in range(14):
+    for order in range(11):
         s.add(sequence(order, [order] * 1000))
     looked_at: list[int] = []
     needed = RequestMemory.needed
@@ -236,3 +236,87 @@ def test_those_who_wait_are_looked_at_again_only_after_a_change(
     assert looked_at
     monkeypatch.undo()
     finish(s, memory)
+
+
+def test_a_prompt_that_lacks_memory_is_admitted_beside_pinned_documents() -> None:
+    """What pins keep was counted as room for others, so these took all that became free."""
+    capacity = 160_000
+    s = Scheduler(MemoryPool(capacity), num_layers=LAYERS, max_running=256, cache_units=80_000)
+    pinned = sequence(0, [7] * 7000)
+    s.add(LiveSequence(replace(pinned.request, documents=("a",), pin=True), 0))
+    finish(s, FakeMemory(capacity))
+    assert s.cache.pinned > 0.2 * capacity
+    large, order = sequence(1, [5] * 6900, is_whole=True, max_tokens=50), 2
+    for step in range(1500):
+        if step == 100:
+            s.add(large)
+        others = [q for q in s.sequences.values() if q is not large]
+        for _ in range(14 - len(others)):
+            s.add(sequence(order, [order] * 300, is_whole=True, max_tokens=20))
+            order += 1
+        plan = s.schedule(256, is_decode_due=step % 2 == 0)
+        s.commit(plan, drawn(s, plan))
+        if step >= 100 and large.state is not State.WAITING:
+            return
+    raise AssertionError(f"overtaken {large.times_passed} times")
+
+
+@pytest.mark.parametrize(
+    ("share", "of_alice", "of_bob"), [(0.6, 2, 30), (0.7, 2, 20), (0.8, 4, 12), (0.9, 8, 1)]
+)
+def test_a_prompt_larger_than_its_key_s_part_is_admitted_beside_small_ones(
+    share: float, of_alice: int, of_bob: int
+) -> None:
+    """Its own key's small ones always held some of its part, so that nobody left it room."""
+    s = Scheduler(MemoryPool(2 * LAYERS * 10_000), num_layers=LAYERS, max_running=64)
+    large = sequence(0, [7] * int(10_000 * share), tenant=ALICE, is_whole=True, max_tokens=50)
+    rng, order = Random(0), 1
+    for step in range(2500):
+        if step == 200:
+            s.add(large)
+        for tenant, count in ((ALICE, of_alice), (BOB, of_bob)):
+            others = [q for q in s.sequences.values() if q is not large]
+            for _ in range(count - sum(q.request.tenant == tenant for q in others)):
+                asked = {"is_whole": True, "max_tokens": rng.randrange(20, 60)}
+                s.add(sequence(order, [order] * 150, tenant=tenant, **asked))
+                order += 1
+        plan = s.schedule(512, is_decode_due=step % 2 == 0, portion=SHARED)
+        s.commit(plan, drawn(s, plan))
+        if step >= 200 and large.state is not State.WAITING:
+            return
+    raise AssertionError(f"overtaken {large.times_passed} times")
+
+
+@pytest.mark.parametrize("ahead", [4, 40])
+def test_open_passes_end_before_others_begin_however_many_wait(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many in front, it was looked at now and then, and new chunks began in its way."""
+    s = Scheduler(MemoryPool(480_000), num_layers=LAYERS, max_running=64, cache_units=400_000)
+    for order in range(4):
+        s.add(sequence(order, [order] * 8000))
+    plan = s.schedule(64, is_decode_due=False)
+    s.commit(plan, StepOutput(is_chunk_done=False))
+    for order in range(10, 10 + ahead):  # they wait for their turn
+        s.add(sequence(order, [order] * 8000))
+    s.add(small := sequence(999, [99] * 100))
+    allocate = RequestMemory.allocate
+
+    def in_the_way(self: RequestMemory, waiting: LiveSequence, *rest: object) -> object:
+        if waiting is small and any(running.open_tokens for running in s.running):
+            return None
+        return allocate(self, waiting, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RequestMemory, "allocate", in_the_way)
+    left: dict[int, int] = {}
+    for _ in range(80):
+        plan = s.schedule(64, is_decode_due=False)
+        if small.state is not State.WAITING:
+            return
+        assert plan.chunk is not None
+        number = plan.chunk.sequence
+        left[number] = left.get(number, 30) - 1  # steps of a chunk
+        s.commit(plan, StepOutput(is_chunk_done=left[number] == 0))
+        if not left[number]:
+            del left[number]
+    raise AssertionError("it still waits")

@@ -49,6 +49,7 @@ from gemserve.model.passes.causal_model import CausalModel
 log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
 _LAST_OF_PROMPT = 8  # tokens, more than one character has
+_LATE_PERIOD_S = 0.1  # how often those that have waited too long are looked for
 _LENT_WAIT_S = 0.005  # that it waits for what other engines read
 # what `internal_errors` counts besides the disk's: batches that were tried one by one, answers
 # without the attention that was asked for, and prompts that are read whole because a filter failed
@@ -149,6 +150,7 @@ class Core:
         # requests that want only a selection, which is known without a pass
         self._decided: list[Job] = []
         self._num_added = 0
+        self._looked_late_s = -math.inf
 
     def filter_by(self, config: ResolvedEngineConfig, calibration: Calibration) -> None:
         """Filter so from now on. Requests that have been planned run as they were.
@@ -556,14 +558,18 @@ class Core:
 
         While another's pass reads what one begins with, it does not wait for a turn.
         """
-        now_s = time.monotonic()
-        emitted: Emitted = []
+        now_s, emitted = time.monotonic(), Emitted()
+        if now_s < self._looked_late_s + _LATE_PERIOD_S:
+            return emitted
+        self._looked_late_s = now_s
         for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
-            job = self._jobs[sequence.order]
-            if sequence.awaits_leader:
-                job.led_s = now_s
+            job, limit_s = self._jobs[sequence.order], sequence.request.begin_within_s
             waited_s = now_s - max(job.added_s, job.led_s)
-            if job.started_s is None and waited_s > sequence.request.begin_within_s:
+            if job.started_s is not None or waited_s <= limit_s / 2:
+                continue
+            if self._scheduler.is_led(sequence):
+                job.led_s = now_s
+            elif waited_s > limit_s:
                 self._scheduler.finish(sequence)
                 error = f"its reading had not begun after {waited_s:.1f} s"
                 end = self._events.finished(job, "error", 0, error)

@@ -52,10 +52,9 @@ class Backlog:
         `is_further_choice`: its prompt is that of the one before, and is read for both.
         """
         self._pass_time()
-        if all(job.is_read for job in self._jobs):
+        if not any(job.is_unread for job in self._jobs):
             self._reading_s = 0.0
-        prompt = Work() if is_further_choice else Work(1, len(request.prompt_ids))
-        job = BacklogJob(self, request, prompt)
+        job = BacklogJob(self, request, has_prompt=not is_further_choice)
         self._jobs.add(job)
         return job
 
@@ -80,8 +79,8 @@ class Backlog:
 
         A tenant of which none waits may have one request of any length.
         """
-        waiting = round(sum(job.unread.prompt_tokens for job in self._jobs))
-        is_first = all(job.is_read for job in self._jobs if job.tenant == tenant)
+        waiting = sum(job.prompt_tokens for job in self._jobs if job.is_unread)
+        is_first = not any(job.is_unread for job in self._jobs if job.tenant == tenant)
         if not is_first and waiting + num_tokens > self._max_tokens:
             raise QueueFull(waiting=waiting, limit=self._max_tokens, kind="tokens of prompts")
 
@@ -89,9 +88,8 @@ class Backlog:
     def tokens_left(self) -> int:
         """About how many tokens are still to be read and drawn."""
         expected = self._answer_tokens if self._answers else 0.0
-        return round(
-            sum(job.unread.prompt_tokens + job.answer_left(expected) for job in self._jobs)
-        )
+        unread = sum(job.prompt_tokens for job in self._jobs if job.is_unread)
+        return round(unread + sum(job.answer_left(expected) for job in self._jobs))
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
@@ -119,20 +117,24 @@ class Backlog:
         if not speed.is_known:
             return {}
         expected = self._answer_tokens if self._answers else _USUAL_ANSWER
-        left = {
-            tenant: Work(self._parsed[tenant], tokens, expected * self._parsed[tenant])
-            for tenant, tokens in self._expected.items()
+        prompts, tokens = Counter(self._parsed), Counter[bytes](self._expected)
+        answers = {tenant: expected * count for tenant, count in self._parsed.items()}
+        longest = 0.0
+        for job in self._jobs:  # thousands may wait
+            tenant = job.tenant
+            answers[tenant] = answers.get(tenant, 0.0) + job.answer_left(expected)
+            if job.is_unread:
+                prompts[tenant] += 1
+                tokens[tenant] += job.prompt_tokens
+                longest = max(longest, job.prompt_tokens)
+        left_s = {
+            tenant: speed.seconds(Work(prompts[tenant], tokens[tenant], answer_tokens))
+            for tenant, answer_tokens in answers.items()
         }
-        unread = Work()
-        for job in self._jobs:
-            unread = unread.plus(job.unread)
-            of_job = job.unread._replace(answer_tokens=job.answer_left(expected))
-            left[job.tenant] = left.get(job.tenant, Work()).plus(of_job)
-        left_s = {tenant: speed.seconds(work) for tenant, work in left.items()}
         # A prompt counts as read at its end. Until then it is read as fast as others were, or, if
-        # it should be read by now, more slowly.
-        reading_s = self._reading_s if unread.prompts else 0.0
-        read_s = min(speed.seconds(unread), reading_s)
+        # it should be read by now, more slowly. More than one is not read, or it would have ended.
+        reading_s = self._reading_s if longest else 0.0
+        read_s = min(speed.seconds(Work(1, longest)), reading_s)
         slower = (speed.busy_s + reading_s) / (speed.busy_s + read_s)
         share = 1.0 - read_s / sum(left_s.values()) if read_s else 1.0
         return {tenant: seconds * share * slower for tenant, seconds in left_s.items()}
@@ -183,19 +185,15 @@ class Backlog:
 class BacklogJob:
     """One request in the backlog."""
 
-    def __init__(self, backlog: Backlog, request: Request, prompt: Work) -> None:
+    def __init__(self, backlog: Backlog, request: Request, *, has_prompt: bool) -> None:
+        """`has_prompt`: else another job counts its prompt."""
         self.tenant = request.tenant
-        self.is_read = False
+        self.is_unread = has_prompt
+        self.prompt_tokens = len(request.prompt_ids)
         self._backlog = backlog
-        self._prompt = prompt
         self._has_answer = not (request.selects_only or request.ends_when_read)
         self._max_tokens = request.sampling.max_tokens if self._has_answer else 0
         self._drawn = 0
-
-    @property
-    def unread(self) -> Work:
-        """Its prompt, until all of it is read."""
-        return Work() if self.is_read else self._prompt
 
     def answer_left(self, expected: float) -> float:
         """Tokens to draw, if the answer is as long as expected."""
@@ -203,7 +201,9 @@ class BacklogJob:
 
     def see(self, event: Event) -> None:
         if isinstance(event, Filtered):
-            if event.report.applied and event.report.filter_ms:  # else reading begins now, if ever
+            # one that was not applied has an answer from the whole prompt, which is read now
+            is_over = event.report.applied or not self._has_answer
+            if event.report.filter_ms and is_over:
                 self._note_read()
         elif isinstance(event, TextDelta):
             self._note_read()
@@ -211,8 +211,8 @@ class BacklogJob:
             self._backlog.add_done(Work(answer_tokens=len(event.token_ids)))
         elif isinstance(event, Finished):
             if event.reason in ("abort", "error"):
-                if not self.is_read and not event.is_unread:
-                    self._backlog.add_lost(self._prompt)
+                if self.is_unread and not event.is_unread:
+                    self._backlog.add_lost(Work(1, self.prompt_tokens))
             elif self._has_answer or event.segments_read or event.vectors:
                 self._note_read()
             if self._has_answer and event.reason not in ("abort", "error"):
@@ -220,9 +220,9 @@ class BacklogJob:
             self.close()
 
     def _note_read(self) -> None:
-        if not self.is_read:
-            self.is_read = True
-            self._backlog.add_done(self._prompt)
+        if self.is_unread:
+            self.is_unread = False
+            self._backlog.add_done(Work(1, self.prompt_tokens))
 
     def close(self) -> None:
         """The request is no longer read. Idempotent."""

@@ -219,10 +219,13 @@ class DocumentCache:
         if self._freeable_at != now:
             self._freeable, self._freeable_at = self._held.alone, now
         stays = {id(span): span for document in spared for span in document.spans}
-        if not self._gives_way(size):
-            stays |= {id(span): span for span in self._held_pinned.spans}
+        stays |= {id(span): span for span in self.staying(size)}
         kept = sum(span.size for span in stays.values() if self._held.owns_alone(span))
         return self._pool.free + self._freeable - kept
+
+    def staying(self, size: int) -> list[Span]:
+        """The spans of pinned documents, if they do not give way to a request for `size`."""
+        return [] if self._gives_way(size) else self._held_pinned.spans
 
     def find(
         self,

@@ -306,13 +306,16 @@ class DiskCache:
                 group = reader.reading.groups[reader.num_looked]
                 reader.num_looked += 1
                 self._load_group(reader, self._find_files(reader, group))
-        wanted = set[tuple[CacheKey, bytes | None]]().union(*(r.wanted for r in self._readers))
+        loading = self._loading
+        wanted = set[tuple[CacheKey, bytes | None]]()
+        if loading:  # mostly nothing is
+            wanted = wanted.union(*(reader.wanted for reader in self._readers))
         for load in self._loads:
             if isinstance(load, SegmentLoad):
                 load.is_wanted = load.segment in wanted
-        loading = self._loading
         for reader in self._readers:
-            reader.sequence.is_loading = not loading.isdisjoint(reader.awaited)
+            is_loading = bool(loading) and not loading.isdisjoint(reader.awaited)
+            reader.sequence.is_loading = is_loading
 
     @property
     def _loading(self) -> set[tuple[CacheKey, bytes | None]]:

@@ -7,9 +7,7 @@ ended: what is admitted from then on must fit beside it.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gemserve.engine.cache.document_cache import CachedDocument, DocumentCache
@@ -33,10 +31,8 @@ from gemserve.kv_layout import KVLayout
 # burst. One that is much shorter than all of them does not wait for memory.
 MOST_READING = 4
 # Of those that must go on waiting, so many of the first and as many of the others, in turn, are
-# looked at in one step, since each is compared with all that are being read. And so often they are
-# asked whether another's pass reads for them, which only says that they are not late.
-MOST_LOOKED_AT = 8
-_LED_PERIOD_S = 0.25
+# looked at in one step, since each is compared with all that are being read.
+MOST_LOOKED_AT = 4
 
 # tells the scheduler that a sequence begins, in which span and with what it takes over
 Begin = Callable[[LiveSequence, Span, CacheSource | None], None]
@@ -47,18 +43,15 @@ class _Round:
     """What one step's admission goes by.
 
     `reading`: the prompts that are being read, and the tokens left of each. `num_tenants`: of
-    those that wait or read. `taken`: what this step copies, and for whom. `copied`: the documents
-    among it. `asks_led`: whether another's pass reads for those that wait is asked anew.
-    `room`: units beside one that lacks memory; None: there is no such one.
+    those that wait or read. `copied`: documents that this step copies. `room`: units beside one
+    that lacks memory; None: there is no such one.
     """
 
     slots: SlotShares
     answering: Answering
     reading: list[tuple[LiveSequence, int]]
     num_tenants: int
-    taken: list[tuple[LiveSequence, CacheSource]]
     copied: list[CachedDocument]
-    asks_led: bool
     room: int | None = None
 
 
@@ -81,7 +74,6 @@ class Admission:
         self._num_admitted = 0
         self._refused_at: object = None  # what it went by when it last admitted nobody
         self._looked_at = 0  # where the next step goes on behind the first of those that wait
-        self._asked_led_s = -math.inf
 
     def admit(
         self,
@@ -118,10 +110,11 @@ class Admission:
             span = self._memory.allocate(sequence, size, source, now.copied, running)
             if span is None:
                 self.awaits_compaction, looks.has_seen_all = True, False
+                looks.next_start = place  # its place is made for it in the next steps
                 break
             for earlier in order[:place]:
                 earlier.times_passed += earlier.state is State.WAITING
-                earlier.times_passed_led += earlier.awaits_leader is True
+                earlier.times_passed_led += earlier.awaits_leader
             self._num_admitted += 1
             sequence.admission, sequence.blocks_since = self._num_admitted, None
             self._begin(sequence, span, source)
@@ -133,8 +126,12 @@ class Admission:
                 now.copied += [] if source.document is None else [source.document]
         self._looked_at = looks.next_start
         self._refused_at = seen if looks.has_seen_all else None
-        if now.asks_led:
-            self._asked_led_s = time.monotonic()
+
+    def is_led(self, sequence: LiveSequence, running: Iterable[LiveSequence]) -> bool:
+        """Is another's pass under way that will leave what this one needs?"""
+        if awaits_leader(self._cache, sequence, running, self._layout):
+            return True
+        return awaits_segments(self._cache, sequence, running)
 
     def _new_round(
         self,
@@ -151,9 +148,7 @@ class Admission:
             answering=answering_of(running),
             reading=reading,
             num_tenants=len(tenants),
-            taken=taken,
             copied=[source.document for _, source in taken if source.document is not None],
-            asks_led=time.monotonic() >= self._asked_led_s + _LED_PERIOD_S,
         )
 
     def _seen(
@@ -195,10 +190,10 @@ class Admission:
         others_beside = any(s.is_beside for s, _ in now.reading if s.request.tenant == tenant)
         sequence.is_beside = not is_in_turn and is_overtaken and not others_beside
         is_fitting = has_memory and (is_in_turn or sequence.is_beside)
-        self._note_leader(sequence, running, is_fitting=is_fitting, asks_led=now.asks_led)
+        sequence.awaits_leader = is_fitting and self.is_led(sequence, running)
         if is_fitting:
             return not sequence.awaits_leader
-        if now.room is None and is_overtaken and may_have:
+        if now.room is None and is_overtaken:
             now.room = self._room_beside(sequence, size, running, has_memory=has_memory)
         return False
 
@@ -228,26 +223,6 @@ class Admission:
             taken_over = num_cached_tokens(self._cache, sequence)
         return 2 * (sequence.left_to_read - taken_over) < least
 
-    def _note_leader(
-        self,
-        sequence: LiveSequence,
-        running: Sequence[LiveSequence],
-        *,
-        is_fitting: bool,
-        asks_led: bool,
-    ) -> None:
-        """Note whether another's pass is under way that will leave what this one needs.
-
-        That is asked of one that would begin else, and now and then of one that may be late.
-        """
-        may_be_late = math.isfinite(sequence.request.begin_within_s)
-        if is_fitting or (may_be_late and (asks_led or sequence.awaits_leader is None)):
-            sequence.awaits_leader = awaits_leader(
-                self._cache, sequence, running, self._layout
-            ) or awaits_segments(self._cache, sequence, running)
-        elif not may_be_late:
-            sequence.awaits_leader = None
-
     def _room_beside(
         self,
         sequence: LiveSequence,
@@ -265,8 +240,9 @@ class Admission:
                 return None
             sequence.blocks_since = self._num_admitted
         since = sequence.blocks_since
-        later = (span for s in running if s.admission > since for span in spans_of(s))
-        return self._pool.capacity - size - sum({id(span): span.size for span in later}.values())
+        stays = [span for s in running if s.admission > since for span in spans_of(s)]
+        stays += self._cache.staying(size)
+        return self._pool.capacity - size - sum({id(span): span.size for span in stays}.values())
 
 
 class _Looks:

@@ -148,6 +148,10 @@ class Scheduler:
         for number in output.failures:
             self.finish(self.sequences[number], has_failed=True)
 
+    def is_led(self, sequence: LiveSequence) -> bool:
+        """Does a waiting sequence wait for another's pass, which reads what it begins with?"""
+        return sequence.state is State.WAITING and self._admission.is_led(sequence, self.running)
+
     def finish(self, sequence: LiveSequence, has_failed: bool = False) -> None:
         """End a sequence in any state and free its memory. Idempotent.
 

@@ -71,8 +71,7 @@ class LiveSequence:
     segment_pass: SegmentPass | None = field(init=False)
     text_index: TextIndex | None = None  # of what it may propose; None: nothing
     is_read_from_cache: bool = False  # whole, because the cache has so much of the prompt
-    # another's pass is to leave what this one begins with; None: nobody has looked
-    awaits_leader: bool | None = None
+    awaits_leader: bool = False  # it could begin, but another's pass will leave what it needs
     awaits_source: bool = False  # a choice was just made; see `Scheduler._take_over`
     # `found` of the other way to read it, filtered or whole: many long prompts may wait
     _found_else: tuple[int, CachedDocument | None, int] | None = None

@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (%(default)s)")
     parser.add_argument("--load", type=float, default=0.8, help="share of the capacity")
     parser.add_argument("--rate", type=float, help="requests a second, in place of --load")
-    parser.add_argument("--capacity-seconds", type=float, default=90.0)
+    parser.add_argument("--capacity-seconds", type=float, default=180.0)
     parser.add_argument("--warm-minutes", type=float, default=2.0, help="of load before the soak")
     parser.add_argument("--kv-memory", default="768MiB")
     parser.add_argument("--cache-disk", default="256MiB")

@@ -40,6 +40,19 @@ def drawn(s: Scheduler, plan: StepPlan) -> StepOutput:
     return StepOutput(tokens=tokens, kept=kept, finished=frozenset(ended))
 
 
+def keep_short_ones(
+    s: Scheduler, large: LiveSequence, counts: dict[bytes, int], rng: Random, order: int
+) -> int:
+    """Add short requests until each key has so many beside `large`. The next one's number."""
+    for tenant, count in counts.items():
+        others = [q for q in s.sequences.values() if q is not large]
+        for _ in range(count - sum(q.request.tenant == tenant for q in others)):
+            asked = {"is_whole": True, "max_tokens": rng.randrange(20, 60)}
+            s.add(sequence(order, [order] * 150, tenant=tenant, **asked))
+            order += 1
+    return order
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_a_prompt_that_lacks_memory_is_admitted_though_others_are_overtaken_too(
     share: float,
@@ -129,12 +142,7 @@ def test_one_whose_filter_chose_much_is_admitted_again() -> None:
     s.add(large := sequence(0, [7] * 7300, tenant=ALICE, limit=7300, max_tokens=50))
     rng, order = Random(0), 1
     for step in range(3000):
-        for tenant, count in ((ALICE, 8), (BOB, 4)):
-            others = [q for q in s.sequences.values() if q is not large]
-            for _ in range(count - sum(q.request.tenant == tenant for q in others)):
-                asked = {"is_whole": True, "max_tokens": rng.randrange(20, 60)}
-                s.add(sequence(order, [order] * 150, tenant=tenant, **asked))
-                order += 1
+        order = keep_short_ones(s, large, {ALICE: 8, BOB: 4}, rng, order)
         plan = s.schedule(512, is_decode_due=step % 2 == 0, portion=SHARED)
         s.commit(plan, drawn(s, plan))
         if large.chosen is not None and large.state is not State.WAITING:
@@ -274,12 +282,7 @@ def test_a_prompt_larger_than_its_key_s_part_is_admitted_beside_small_ones(
     for step in range(2500):
         if step == 200:
             s.add(large)
-        for tenant, count in ((ALICE, of_alice), (BOB, of_bob)):
-            others = [q for q in s.sequences.values() if q is not large]
-            for _ in range(count - sum(q.request.tenant == tenant for q in others)):
-                asked = {"is_whole": True, "max_tokens": rng.randrange(20, 60)}
-                s.add(sequence(order, [order] * 150, tenant=tenant, **asked))
-                order += 1
+        order = keep_short_ones(s, large, {ALICE: of_alice, BOB: of_bob}, rng, order)
         plan = s.schedule(512, is_decode_due=step % 2 == 0, portion=SHARED)
         s.commit(plan, drawn(s, plan))
         if step >= 200 and large.state is not State.WAITING:

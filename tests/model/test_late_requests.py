@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from gemserve.contract.events import Finished
+from gemserve.engine.scheduling.scheduler import Scheduler
 from tests.model.test_progress import IDS, core_of, progress_of, request
 
 
@@ -81,3 +84,35 @@ def test_one_whose_leader_has_gone_is_late() -> None:
     core._looked_late_s = -math.inf
     ended = [event for _, event in core.step() if isinstance(event, Finished)]
     assert [event.late for event in ended] == ["not_begun"]
+
+
+def test_what_the_disk_brings_is_not_late() -> None:
+    """A document that took longer to load than one may wait was never loaded, and never read."""
+    core = core_of()
+    job = core.add(replace(request(), begin_within_s=20.0))
+    core._scheduler.schedule(1, is_decode_due=False)
+    job.sequence.is_loading = True
+    job.added_s -= 100.0
+    core._looked_late_s = -math.inf
+    assert core.step() == []
+    job.sequence.is_loading = False
+    core._looked_late_s = -math.inf
+    while not job.sequence.generated:
+        assert not any(isinstance(event, Finished) for _, event in core.step())
+
+
+def test_it_is_asked_a_few_times_only_whether_others_read_for_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten times a second each that waits was compared with each that is read."""
+    core = core_of(max_running=1)
+    core.add(request(ids=IDS[::-1]))
+    core.step()
+    waits = core.add(replace(request(), request_id="second", begin_within_s=1000.0))
+    waits.added_s -= 600.0
+    asked = list[object]()
+    monkeypatch.setattr(Scheduler, "is_led", lambda _, sequence: asked.append(sequence))
+    for _ in range(3):
+        core._looked_late_s = -math.inf
+        core.step()
+    assert asked == [waits.sequence]

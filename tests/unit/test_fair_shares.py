@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from gemserve.engine.memory import MemoryPool
+from gemserve.engine.reuse.lookup import MAX_TIMES_PASSED
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
@@ -48,6 +49,21 @@ def test_one_key_s_choices_leave_slots_for_the_next_key() -> None:
     late = of(BOB, sequence(999, 4, None, 8))
     s.add(late)
     step(s)
+    assert late.state is not State.WAITING
+
+
+def test_one_key_s_overtaken_requests_leave_memory_too() -> None:
+    """Each of them took of what others are left with, until the next key had to wait for them."""
+    units = 2 * LAYERS * 100
+    s = Scheduler(MemoryPool(10 * units), num_layers=LAYERS, max_running=64)
+    for order in range(12):
+        s.add(overtaken := of(ALICE, sequence(order, 90, None, 10)))
+        overtaken.times_passed = MAX_TIMES_PASSED
+    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
+    assert running_of(s, ALICE) == 8  # seven are its part
+    late = of(BOB, sequence(99, 90, None, 10))
+    s.add(late)
+    s.schedule(100, is_decode_due=False, portion=Portion(8, None))
     assert late.state is not State.WAITING
 
 

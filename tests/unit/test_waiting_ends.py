@@ -290,11 +290,27 @@ def test_a_prompt_larger_than_its_key_s_part_is_admitted_beside_small_ones(
     raise AssertionError(f"overtaken {large.times_passed} times")
 
 
-@pytest.mark.parametrize("ahead", [4, 40])
+def test_one_that_has_just_come_is_looked_at_however_many_wait() -> None:
+    """It waited for its turn to be looked at, up to 30 steps, though there was room for it."""
+    s = Scheduler(MemoryPool(480_000), num_layers=LAYERS, max_running=128, cache_units=400_000)
+    for order in range(64):
+        s.add(sequence(order, [order] * 8000))
+    for _ in range(3):
+        s.schedule(64, is_decode_due=False)
+    assert len(s.waiting) > 50
+    s.add(short := sequence(999, [99] * 100))
+    s.schedule(64, is_decode_due=False)
+    assert short.state is not State.WAITING
+
+
+@pytest.mark.parametrize(("ahead", "leaves", "most"), [(4, 0, 80), (40, 0, 80), (40, 1, 36)])
 def test_open_passes_end_before_others_begin_however_many_wait(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
+    ahead: int, leaves: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With many in front, it was looked at now and then, and new chunks began in its way."""
+    """With many in front, it was looked at now and then, and new chunks began in its way.
+
+    `leaves`: so many of those in front are cancelled in each step.
+    """
     s = Scheduler(MemoryPool(480_000), num_layers=LAYERS, max_running=64, cache_units=400_000)
     for order in range(4):
         s.add(sequence(order, [order] * 8000))
@@ -312,7 +328,9 @@ def test_open_passes_end_before_others_begin_however_many_wait(
 
     monkeypatch.setattr(RequestMemory, "allocate", in_the_way)
     left: dict[int, int] = {}
-    for _ in range(80):
+    for _ in range(most):
+        for each in s.waiting[:leaves]:
+            s.finish(each)
         plan = s.schedule(64, is_decode_due=False)
         if small.state is not State.WAITING:
             return

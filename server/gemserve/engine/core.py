@@ -50,6 +50,7 @@ log = logging.getLogger("gemserve.engine")
 _DISK_WAIT_S = 0.02  # most that a step waits for the disk if there is nothing else to do
 _LAST_OF_PROMPT = 8  # tokens, more than one character has
 _LATE_PERIOD_S = 0.1  # how often those that have waited too long are looked for
+_TIMES_ASKED = 8  # within the time that one may wait, whether another's pass reads for it
 _LENT_WAIT_S = 0.005  # that it waits for what other engines read
 # what `internal_errors` counts besides the disk's: batches that were tried one by one, answers
 # without the attention that was asked for, and prompts that are read whole because a filter failed
@@ -556,7 +557,8 @@ class Core:
     def _end_late(self) -> Emitted:
         """End the requests that have waited too long and of which nothing is read.
 
-        While another's pass reads what one begins with, it does not wait for a turn.
+        While another's pass, or the disk, brings what one begins with, it does not wait for a turn.
+        That is asked a few times only: it compares each that waits with all that is read.
         """
         now_s, emitted = time.monotonic(), Emitted()
         if now_s < self._looked_late_s + _LATE_PERIOD_S:
@@ -567,7 +569,10 @@ class Core:
             waited_s = now_s - max(job.added_s, job.led_s)
             if job.started_s is not None or waited_s <= limit_s / 2:
                 continue
-            if self._scheduler.is_led(sequence):
+            if waited_s <= limit_s and now_s < job.asked_s + limit_s / _TIMES_ASKED:
+                continue
+            job.asked_s = now_s
+            if sequence.is_loading or self._scheduler.is_led(sequence):
                 job.led_s = now_s
             elif waited_s > limit_s:
                 self._scheduler.finish(sequence)

@@ -31,7 +31,8 @@ from gemserve.kv_layout import KVLayout
 # burst. One that is much shorter than all of them does not wait for memory.
 MOST_READING = 4
 # Of those that must go on waiting, so many of the first and as many of the others, in turn, are
-# looked at in one step, since each is compared with all that are being read.
+# looked at in one step, since each is compared with all that are being read. One that has just come
+# is looked at in any case.
 MOST_LOOKED_AT = 4
 
 # tells the scheduler that a sequence begins, in which span and with what it takes over
@@ -73,7 +74,7 @@ class Admission:
         self.awaits_compaction = False  # one waits until open passes are no longer in its way
         self._num_admitted = 0
         self._refused_at: object = None  # what it went by when it last admitted nobody
-        self._looked_at = 0  # where the next step goes on behind the first of those that wait
+        self._next = 0  # the number of the one with which a step goes on behind the first ones
 
     def admit(
         self,
@@ -96,7 +97,7 @@ class Admission:
         if not taken and seen == self._refused_at:
             return
         now = self._new_round(waiting, running, taken, is_shared)
-        looks = _Looks(self._looked_at, has_copied=bool(taken))
+        looks = _Looks(self._next, has_copied=bool(taken))
         order = now.slots.order(waiting)
         for place, sequence in looks.through(order, now.slots):
             source, size = self._memory.needed(sequence, now.answering, now.copied)
@@ -105,12 +106,12 @@ class Admission:
                 continue
             is_copied = source is not None and not source.is_shared
             if is_copied and taken:
-                looks.has_seen_all = False
+                looks.go_on_with(sequence)
                 break
             span = self._memory.allocate(sequence, size, source, now.copied, running)
             if span is None:
-                self.awaits_compaction, looks.has_seen_all = True, False
-                looks.next_start = place  # its place is made for it in the next steps
+                self.awaits_compaction = True
+                looks.go_on_with(sequence)  # its place is made for it in the next steps
                 break
             for earlier in order[:place]:
                 earlier.times_passed += earlier.state is State.WAITING
@@ -124,7 +125,7 @@ class Admission:
             if source is not None and is_copied:
                 taken.append((sequence, source))
                 now.copied += [] if source.document is None else [source.document]
-        self._looked_at = looks.next_start
+        self._next = looks.next
         self._refused_at = seen if looks.has_seen_all else None
 
     def is_led(self, sequence: LiveSequence, running: Iterable[LiveSequence]) -> bool:
@@ -177,16 +178,16 @@ class Admission:
         """May this one, which needs `size` units, begin in this step?
 
         One that was overtaken often may have more than its tenant's part of the memory, and begins
-        though enough are being read, one of a tenant at a time.
+        though enough are being read, one of a tenant at a time each.
         """
         is_overtaken = sequence.times_passed >= MAX_TIMES_PASSED
-        may_have = now.slots.may_have(sequence, size)
-        if not may_have and not is_overtaken:
+        tenant = sequence.request.tenant
+        sequence.is_beyond_part = not now.slots.may_have(sequence, size)
+        if sequence.is_beyond_part and (not is_overtaken or _has_more(tenant, running)):
             return False
         has_memory = size <= self._memory.available(size, source, now.copied)
         has_memory = has_memory and (now.room is None or size <= now.room)
         is_in_turn = self._is_in_turn(sequence, source, size, now)
-        tenant = sequence.request.tenant
         others_beside = any(s.is_beside for s, _ in now.reading if s.request.tenant == tenant)
         sequence.is_beside = not is_in_turn and is_overtaken and not others_beside
         is_fitting = has_memory and (is_in_turn or sequence.is_beside)
@@ -248,29 +249,40 @@ class Admission:
 class _Looks:
     """Which of those that wait one step looks at: all, or some, if many must go on waiting.
 
-    `next_start`: where the next step begins behind the first ones.
+    `next`: the number of the one with which the next step goes on behind the first ones; 0: from
+    the beginning.
     """
 
     def __init__(self, start: int, *, has_copied: bool) -> None:
         self._start = start
-        self.next_start = self.num_refused = 0
+        self.next = self.num_refused = 0
         self.has_seen_all = not has_copied  # else some may have been refused for the copy alone
 
     def through(
         self, order: Sequence[LiveSequence], slots: SlotShares
     ) -> Iterator[tuple[int, LiveSequence]]:
         """Each one that may have a slot, with its place in `order`."""
-        start = self._start if self._start < len(order) else 0
+        start = next((place for place, s in enumerate(order) if s.order == self._start), 0)
         for place, sequence in enumerate(order):
-            if not slots.may_take(sequence):
+            if (self.next and sequence.was_looked_at) or not slots.may_take(sequence):
                 continue
-            if self.num_refused >= MOST_LOOKED_AT and place < start:
+            is_left_out = sequence.was_looked_at and self.num_refused >= MOST_LOOKED_AT
+            if is_left_out and place < start:
                 self.has_seen_all = False
-                continue
-            if self.num_refused >= 2 * MOST_LOOKED_AT:
-                self.next_start, self.has_seen_all = place, False
-                return
-            yield place, sequence
+            elif is_left_out and self.num_refused >= 2 * MOST_LOOKED_AT:
+                self.go_on_with(sequence)
+            else:
+                sequence.was_looked_at = True
+                yield place, sequence
+
+    def go_on_with(self, sequence: LiveSequence) -> None:
+        """Note that this step looks no further than here."""
+        self.next, self.has_seen_all = sequence.order, False
+
+
+def _has_more(tenant: bytes, running: Iterable[LiveSequence]) -> bool:
+    """Does a sequence of this tenant run that has more than its tenant's part of the memory?"""
+    return any(s.is_beyond_part and s.request.tenant == tenant for s in running)
 
 
 def takes_turns(sequence: LiveSequence) -> bool:

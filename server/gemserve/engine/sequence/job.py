@@ -19,8 +19,9 @@ class Job:
 
     `reason` says why its prompt is not filtered, or why more of it is kept than the request wants.
     `added_s` is the time of its arrival and `started_s` that of its first step
-    (`time.monotonic()`); up to `led_s` another's pass read what it begins with. `num_proposed`:
-    tokens that were tried behind its newest ones; `num_accepted` of them were drawn.
+    (`time.monotonic()`); up to `led_s` another's pass read what it begins with, or the disk, which
+    was asked last at `asked_s`. `num_proposed`: tokens that were tried behind its newest ones;
+    `num_accepted` of them were drawn.
     """
 
     request: Request
@@ -30,6 +31,7 @@ class Job:
     added_s: float = field(default_factory=time.monotonic)
     started_s: float | None = None
     led_s: float = -math.inf
+    asked_s: float = -math.inf
     num_proposed: int = 0
     num_accepted: int = 0
 

@@ -64,7 +64,9 @@ class LiveSequence:
     times_passed: int = 0  # later requests that were admitted first
     times_passed_led: int = 0  # of them while it waited for another's pass
     admission: int = 0  # its number among all admissions
+    was_looked_at: bool = False  # whether it may be admitted
     is_beside: bool = False  # it was admitted though enough were being read
+    is_beyond_part: bool = False  # likewise, though its tenant has its part of the memory
     blocks_since: int | None = None  # so many had been admitted when the others began to leave room
     decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from gemserve.api.access.body_limit import BodyLimit
-from gemserve.api.access.content_encoding import PIECE_BYTES, Decoder, decoder_of
+from gemserve.api.access.content_encoding import MOST_EMPTY, PIECE_BYTES, Decoder, decoder_of
 from gemserve.api.routes.submission import read_body
 from tests.fakes import Api
 
@@ -44,6 +44,8 @@ ENCODED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "raw deflate": ("deflate", deflated),
     "zstd": ("zstd", zstd.compress),
     "two frames": ("zstd", lambda data: zstd.compress(data[:9]) + zstd.compress(data[9:])),
+    "empty members": ("gzip", lambda data: gzip.compress(b"") * 3 + gzip.compress(data)),
+    "empty frames": ("zstd", lambda data: zstd.compress(b"") * 3 + zstd.compress(data)),
     "identity": ("identity", bytes),
     "identity and gzip": ("identity, gzip", gzip.compress),
 }
@@ -111,6 +113,19 @@ def test_pieces_of_any_size_make_the_whole(name: str, size: int) -> None:
     made = b"".join(_decoded(decoder, encoded, size))
     assert made == text
     assert decoder.is_whole
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+def test_empty_members_are_not_kept(name: str) -> None:
+    """They stayed in memory, where nothing counted them, and all of them were copied each time."""
+    decoder = decoder_of([(b"content-encoding", name.encode())])
+    assert decoder is not None
+    decoder.push(ENCODED[name][1](b"") * (MOST_EMPTY - 1))
+    assert decoder.pull() == b""
+    assert decoder.is_whole
+    decoder.push(ENCODED[name][1](b"") * (2 * MOST_EMPTY))
+    with pytest.raises(ValueError, match="in a row"):
+        decoder.pull()
 
 
 async def test_others_have_their_turn_while_a_bomb_is_decoded() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gemserve.api.requests.form_body import parse_form
 from gemserve.errors import RequestError
-from tests.fakes import Api
+from tests.fakes import Api, FakeCore, api_over
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/documents"
@@ -174,6 +174,16 @@ async def test_a_file_is_read_as_libraries_read_it(
     reply = await api.client.post("/v1/documents/text", files=files)
     assert reply.json() == {"name": name, "text": text, "pages": None}
     assert (await upload(api, content, name)).json()["bytes"] == len(text.encode())
+
+
+async def test_the_text_of_a_file_counts_as_a_large_reply(tokenizer: Any) -> None:
+    """64 KiB that were packed made a reply of 64 MiB, which no limit counted."""
+    files = {"file": ("a.txt.gz", gzip.compress(b"word " * (1 << 20)), "text/plain")}
+    async with api_over(FakeCore(), tokenizer, reply_memory_bytes=1 << 20) as api:
+        reply = await api.client.post(f"{PATH}/text", files=files)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == ("file", "reply_too_large")
 
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/text"])

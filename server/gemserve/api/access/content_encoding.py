@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -13,6 +14,7 @@ else:
     from backports.zstd import ZstdDecompressor, ZstdError
 
 PIECE_BYTES = 256 << 10  # that are decoded in one go, on the event loop
+MOST_EMPTY = 1000  # members in a row: what they take is counted by nobody
 
 
 class Decoder(Protocol):
@@ -32,30 +34,57 @@ class Decoder(Protocol):
         ...
 
 
-class _Zlib:
-    """gzip (of several members, too), and deflate with zlib's header or without one."""
+class _Members(ABC):
+    """A body of several members, one behind the other: each is whole for itself."""
 
-    def __init__(self) -> None:
-        self._left = b""
-        self._decoder: zlib._Decompress | None = None  # None: the next byte begins a member
-
-    @property
-    def is_whole(self) -> bool:
-        return not self._left and (self._decoder is None or self._decoder.eof)
+    _left = b""  # what is not decoded yet
 
     def push(self, data: bytes) -> None:
         self._left += data
 
     def pull(self) -> bytes:
-        if self._decoder is None or (self._decoder.eof and self._left):
-            if len(self._left) < 2:  # a header has two bytes at least
+        for _ in range(MOST_EMPTY):
+            piece = self._decode()
+            if piece or not self._begins_member:
+                return piece
+        raise ValueError(f"more than {MOST_EMPTY} members in a row are empty")
+
+    @property
+    @abstractmethod
+    def _begins_member(self) -> bool:
+        """Is the next byte, which is here, the first one of a member?"""
+
+    @abstractmethod
+    def _decode(self) -> bytes:
+        """The next piece, of one member. None may come of what is here. Raises `ValueError`."""
+
+
+class _Zlib(_Members):
+    """gzip, and deflate with zlib's header or without one."""
+
+    def __init__(self) -> None:
+        self._decoder: zlib._Decompress | None = None  # None: nothing has come
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._left and (self._decoder is None or self._decoder.eof)
+
+    @property
+    def _begins_member(self) -> bool:
+        is_between = self._decoder is None or self._decoder.eof
+        return is_between and len(self._left) >= 2  # a header has two bytes at least
+
+    def _decode(self) -> bytes:
+        decoder = self._decoder
+        if decoder is None or (decoder.eof and self._left):
+            if not self._begins_member:
                 return b""
-            self._decoder = zlib.decompressobj(_window_bits(self._left))
+            decoder = self._decoder = zlib.decompressobj(_window_bits(self._left))
         try:
-            piece = self._decoder.decompress(self._left, PIECE_BYTES)
+            piece = decoder.decompress(self._left, PIECE_BYTES)
         except zlib.error as error:
             raise ValueError(str(error)) from error
-        self._left = self._decoder.unconsumed_tail or self._decoder.unused_data
+        self._left = decoder.unconsumed_tail or decoder.unused_data
         return piece
 
 
@@ -65,18 +94,19 @@ def _window_bits(data: bytes) -> int:
     return 47 if is_gzip or (is_zlib and data[0] & 15 == 8) else -15
 
 
-class _Zstd:
+class _Zstd(_Members):
     def __init__(self) -> None:
-        self._decoder, self._left = ZstdDecompressor(), b""
+        self._decoder = ZstdDecompressor()
 
     @property
     def is_whole(self) -> bool:
         return self._decoder.eof and not self._left
 
-    def push(self, data: bytes) -> None:
-        self._left += data
+    @property
+    def _begins_member(self) -> bool:
+        return self._decoder.eof and bool(self._left)
 
-    def pull(self) -> bytes:
+    def _decode(self) -> bytes:
         if not self._left and (self._decoder.eof or self._decoder.needs_input):
             return b""
         if self._decoder.eof:  # another frame

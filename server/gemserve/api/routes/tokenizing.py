@@ -100,6 +100,7 @@ def tokenizing_routes(
 
         num_tokens, written = await run(len(raw) + finder.num_chars, slices)
         charge(http, num_tokens)
+        http.scope["state"]["body"].release()
         return SlicedResponse(written)
 
     @routes.add("POST", "/tokenize", TOKENIZE)

@@ -6,8 +6,8 @@ seconds, or all of it if it is not streamed. As for the capacity, only those cou
 the last request is sent: with what the queue holds then it would seem more than there can be.
 
 What is refused must be refused at once, with `Retry-After`. After each load single requests show
-how long it takes until the server answers as when it is idle, and what the last refusals said of
-when it would be done is compared with when it was.
+how long it takes until the server answers as when it is idle. What refusals said of when it would
+be done is compared with when all was answered that was sent before each.
 
 Then two clients with keys of their own: the polite one sends a fifth of the capacity, alone and
 beside a greedy one that sends five times the capacity.
@@ -24,8 +24,10 @@ import os
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -137,13 +139,13 @@ class Overload:
         recovery_s = await self._recover()
         runs = [await task for task in sending]
         drained_s = time.perf_counter() - began_s - self._options.seconds
-        answered_s = [o.due_s + o.total_s for o in runs[0].outcomes if o.verdict == "right"]
         watching.cancel()
         await asyncio.wait([watching])
         row = {"load": name, "rate": loads[0][0] * self.capacity}
         row |= self._figures(runs[0]) | {"recovery_s": recovery_s, "drained_s": drained_s}
-        row["retry_after_ratios"] = retry_after_ratios(
-            runs[0].outcomes, self._options.seconds, max(answered_s, default=0.0)
+        row["retry_after_ratios"] = retry_after_ratios(runs[0].outcomes)
+        row["retry_after_ratios_to_the_end"] = retry_after_ratios(
+            runs[0].outcomes, self._options.seconds - LAST_REFUSALS_S, with_later=True
         )
         row |= {"rss_most_bytes": max(memory), "rss_end_bytes": memory[-1]}
         if len(runs) > 1:
@@ -197,20 +199,25 @@ class Overload:
 
 
 def retry_after_ratios(
-    outcomes: Sequence[Outcome], load_s: float, done_s: float
+    outcomes: Sequence[Outcome], since_s: float = 0.0, *, with_later: bool = False
 ) -> dict[str, float | int] | None:
-    """The seconds that the last refusals named, over those until all was answered.
+    """The seconds that refusals since `since_s` named, over those until their cause was gone.
 
-    `load_s`: when the last request was sent. `done_s`: when the last answer ended. Only refusals of
-    the last `LAST_REFUSALS_S` count, since what comes after a refusal makes the rest longer. None:
-    there are none. What is said is at least a second and whole, so short waits seem too long.
+    That is until all was answered that was sent before, or, `with_later`, whatever was sent: then a
+    refusal's seconds seem too few by as much as is let in after it. None: nothing was refused. What
+    is said is at least a second and whole, so short waits seem too long.
     """
+    answered = sorted((o.due_s, o.due_s + o.total_s) for o in outcomes if o.verdict == "right")
+    sent_s = [due_s for due_s, _ in answered]
+    ends_s = list(accumulate((end_s for _, end_s in answered), max))
     ratios = []
     for outcome in outcomes:
-        refused_s = outcome.due_s + outcome.total_s
-        is_last = load_s - LAST_REFUSALS_S <= outcome.due_s and refused_s < done_s
-        if outcome.verdict == "refused" and outcome.retry_after_s is not None and is_last:
-            ratios.append(outcome.retry_after_s / max(1.0, done_s - refused_s))
+        if outcome.verdict != "refused" or outcome.due_s < since_s:
+            continue
+        num_before = len(answered) if with_later else bisect_left(sent_s, outcome.due_s)
+        left_s = ends_s[num_before - 1] - outcome.due_s - outcome.total_s if num_before else 0.0
+        if outcome.retry_after_s is not None and left_s > 0:
+            ratios.append(outcome.retry_after_s / max(1.0, left_s))
     if not ratios:
         return None
     near = sum(RIGHT_WITHIN[0] <= ratio <= RIGHT_WITHIN[1] for ratio in ratios)
@@ -306,12 +313,16 @@ def as_markdown(result: dict[str, Any], bound_s: float) -> str:
             cells = [_cell(shown.get(name)) for name in columns]
             memory = f"{shown['rss_most_bytes'] / 2**20:.0f}" if "rss_most_bytes" in shown else "–"
             lines.append(f"| {shown['load']} | {' | '.join(cells)} | {memory} |")
-        if (said := row.get("retry_after_ratios")) is not None:
-            lines.append(
-                f"\n- {row['load']}: the last {said['refusals']} refusals named {said['p50']:.2f} "
-                f"of the time until all was answered (p10 {said['p10']:.2f}, "
-                f"p90 {said['p90']:.2f}; {said['right']:.0%} within 30%)"
-            )
+        for name, until in (
+            ("retry_after_ratios", "all that was sent before was answered"),
+            ("retry_after_ratios_to_the_end", "everything was answered"),
+        ):
+            if (said := row.get(name)) is not None:
+                lines.append(
+                    f"\n- {row['load']}: {said['refusals']} refusals named {said['p50']:.2f} "
+                    f"of the time until {until} (p10 {said['p10']:.2f}, "
+                    f"p90 {said['p90']:.2f}; {said['right']:.0%} within 30%)"
+                )
         lines += [f"\n- {row['load']}: {bad}" for bad in row["bad"][:3]]
     return "\n".join(lines) + "\n"
 

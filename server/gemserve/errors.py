@@ -429,6 +429,7 @@ class WaitTooLong(QueueFull):
             f"The requests before this one will take about {wait_s:.1f} s; this server lets none "
             f"wait for more than {limit_s:g} s (--max-wait).",
         )
+        self.wait_s = wait_s
 
 
 class WaitedTooLong(QueueFull):

@@ -139,6 +139,17 @@ async def test_the_reply_comes_before_the_warm_up_has_ended(api: Api) -> None:
     assert waited.json()["status"] == "ready"
 
 
+async def test_who_waits_too_long_for_a_document_is_told_its_id(tokenizer: Any) -> None:
+    """Such a client left without it, and its next tries took places of other documents."""
+    gate = threading.Event()
+    async with api_over(FakeCore(gate, FILTERED), tokenizer) as api:
+        headers = {"X-Request-Timeout": "0.3"}
+        reply = await api.client.post(PATH, json={"text": TEXT, "wait": True}, headers=headers)
+        assert (reply.status_code, reply.json()["status"]) == (200, "warming")
+        assert await listed(api) == [reply.json()["id"]]
+        gate.set()
+
+
 async def test_a_warm_up_that_fails_leaves_the_document_usable(api: Api) -> None:
     api.core.script = (MemoryError("boom"),)
     document = await store(api)

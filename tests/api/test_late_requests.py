@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 import time
@@ -12,11 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from gemserve.api.access.backlog import Backlog
+from gemserve.api.app import create_app
 from gemserve.api.routes.submission import Submitter
 from gemserve.contract.events import Event, Finished
-from tests.fakes import CHAT, COMPLETIONS, FILTERED, Api, FakeCore, FakeJob, api_over, data_of
+from tests.fakes import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    FILTERED,
+    Api,
+    FakeCore,
+    FakeJob,
+    api_over,
+    data_of,
+    serving_over,
+)
 
 pytestmark = pytest.mark.anyio
 LATE = Finished(
@@ -120,7 +134,10 @@ async def test_the_shortest_limit_counts(tokenizer: Any) -> None:
             )
         ]
         assert given == pytest.approx([40, 30, 40, 20.5, 20, 40, 30], abs=1)
-        assert await begin_within(api, core, {}, n=2) == math.inf
+        await begin_within(api, core, {}, n=2)
+        first, second = (request.begin_within_s for request in core.requests[-2:])
+        assert first == pytest.approx(40, abs=1)
+        assert second == math.inf
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "nan", "inf", "soon", "86401"])
@@ -147,16 +164,17 @@ async def test_an_answer_that_takes_longer_than_its_client_waits_ends(
     assert time.monotonic() - began_s < 10
 
 
+@pytest.mark.parametrize("n", [1, 2])
 async def test_what_has_not_begun_when_its_time_is_over_is_refused(
-    api: Api, core: FakeCore
+    api: Api, core: FakeCore, n: int
 ) -> None:
-    """It was a 500 or a 503, as the clocks of engine and reply would have it."""
+    """It was a 500 or a 503, as the clocks of engine and reply would have it; a 504 of two."""
     gate = threading.Event()
     core.script = (FILTERED, gate, "a")
     first = asyncio.create_task(api.post(CHAT))
     while not core.started.is_set():
         await asyncio.sleep(0.01)
-    reply = await api.post(CHAT, headers={TIMEOUT: "0.3"})
+    reply = await api.post(CHAT, headers={TIMEOUT: "0.3"}, n=n)
     gate.set()
     assert (await first).status_code == 200
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
@@ -189,6 +207,83 @@ async def test_a_step_that_hangs_does_not_make_a_client_wait_beyond_its_time(
                 assert reply.status_code == 504
         finally:
             gate.set()
+
+
+async def test_what_came_while_a_step_hung_was_not_begun(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told not to ask again, although the engine had not seen it yet."""
+    monkeypatch.setattr("gemserve.api.replies.event_reader.GRACE_S", 0.2)
+    gate, hangs = threading.Event(), threading.Event()
+
+    class HangingCore(FakeCore):
+        def step(self) -> list[tuple[FakeJob, Event]]:
+            hangs.set()
+            gate.wait(30)
+            return super().step()
+
+    async with api_over(HangingCore(), tokenizer) as api:
+        first = asyncio.create_task(api.post(CHAT))
+        try:
+            while not hangs.is_set():
+                await asyncio.sleep(0.01)
+            reply = await api.post(CHAT, headers={TIMEOUT: "0.3"})
+        finally:
+            gate.set()
+        assert (await first).status_code == 200
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
+    assert int(reply.headers["retry-after"]) >= 1
+    assert "x-should-retry" not in reply.headers
+
+
+async def test_a_client_that_reads_slowly_is_no_work(tokenizer: Any) -> None:
+    """All of its answer was drawn, and others had to wait for it, or were refused."""
+    core = FakeCore(FILTERED, *"abcdefgh")
+    serving = serving_over(core, tokenizer)
+    app = create_app(serving)
+    body = json.dumps({**BODIES[CHAT], "stream": True}).encode()
+    coming = [{"type": "http.request", "body": body, "more_body": False}]
+    reads, sent = asyncio.Event(), list[Message]()
+
+    async def receive() -> Message:
+        if not coming:
+            await asyncio.Event().wait()
+        return coming.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        await reads.wait()
+
+    scope = {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"},
+        **{"method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b""},
+        **{"root_path": "", "client": ("127.0.0.1", 1), "server": ("localhost", 80)},
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+    task = asyncio.create_task(app(scope, receive, send))
+    try:
+        async with asyncio.timeout(20):
+            while not sent or app.state.backlog._jobs:
+                await asyncio.sleep(0.01)
+        assert len(sent) == 1
+        reads.set()
+        await task
+    finally:
+        serving.engine.stop()
+    assert b"".join(each.get("body", b"") for each in sent).count(b"[DONE]") == 1
+
+
+async def test_a_key_is_told_when_what_comes_before_its_request_is_done(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other keys' requests counted too, though it has the server in turn with them."""
+    monkeypatch.setattr(Backlog, "wait_s", lambda backlog, tenant: 9.6)
+    monkeypatch.setattr(Backlog, "retry_after_s", lambda backlog: 60)
+    async with api_over(FakeCore(), tokenizer, max_wait_s=5.0) as api:
+        reply = await api.post(CHAT)
+    assert reply.status_code == 503
+    assert "will take about 9.6 s" in reply.json()["error"]["message"]
+    assert reply.headers["retry-after"] == "10"
 
 
 @pytest.fixture

@@ -133,8 +133,21 @@ async def test_nothing_is_read_for_a_client_that_has_left(waiting: Api, opened: 
     serving = asyncio.create_task(app(scope, receive, send))
     await wait_for_async(waiting.core.started.is_set)
     assert opened.submitter is not None
-    assert opened.submitter.preparing._requests.used == 1
+    assert opened.submitter.preparing._requests.used == 0  # it has a place in the queue
     left.set()
     await wait_for_async(waiting.core.cancelled.is_set)
     await serving
     assert opened.submitter.preparing._requests.used == 0
+
+
+async def test_a_question_takes_one_place_of_the_queue(waiting: Api) -> None:
+    """It kept that of its request, too: with 128 places, 64 could ask."""
+    engine = waiting.serving.engine
+    asking = [asyncio.create_task(waiting.post(CHAT, **LIBRARY)) for _ in range(3)]
+    await wait_for_async(lambda: engine.num_waiting == 2)
+    asking.append(asyncio.create_task(waiting.post(CHAT, **LIBRARY)))
+    await wait_for_async(lambda: engine.num_waiting == 3 or asking[-1].done())
+    assert not asking[-1].done(), asking[-1].result().text
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)

@@ -11,13 +11,16 @@ from concurrent.futures import Future
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from gemserve.config import ServerConfig
+from gemserve.contract.events import Finished
 from gemserve.engine.core import Core
+from gemserve.engine.stream import Stream
 from gemserve.errors import LibraryBusy
 from gemserve.prompting.stopping import Stopped, stoppable_by
 from gemserve_library.api.shelf import Shelf
@@ -132,6 +135,21 @@ def test_uploads_that_are_gone_leave_nothing() -> None:
     assert [upload.path for upload in uploads.list(b"", "a")] == ["b.md"]
     assert uploads.cancel(b"", "a")
     assert not uploads._of
+
+
+async def test_a_removal_ends_what_the_engine_reads_of_a_file() -> None:
+    """While its request waited behind others, each removal of the file was refused."""
+    request: Any = SimpleNamespace(prompt_ids=[1], lent_groups=())
+    stream = Stream(request, asyncio.get_running_loop())
+    engine: Any = SimpleNamespace(submit=lambda _: stream)
+    uploads = Uploads(None, engine)  # type: ignore[arg-type]
+    uploads._of[b"", "a"] = [upload := Upload(path="a.md", num_bytes=1)]
+    reading = asyncio.create_task(uploads._run(request, lambda _: None, upload))
+    await asyncio.sleep(0)
+    assert uploads.cancel(b"", "a", "a.md")
+    assert stream.is_cancelled()
+    stream.emit(Finished(reason="abort", completion_tokens=0))
+    assert (await reading).reason == "abort"
 
 
 @pytest.mark.parametrize("what", ["libraries/a", "libraries/a/files/long.txt"])

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gemserve.contract.events import Finished
 from gemserve.prompting.encoding import encode
 from tests.fakes import MODEL, Api, FakeCore, api_over
 
@@ -230,6 +231,20 @@ async def test_keys_pay_and_have_quotas(tokenizer: Any, tmp_path: Path) -> None:
         first = await post(api, query="x y z", documents=documents)
         assert first.json()["usage"]["total_tokens"] > 100
         assert (await post(api)).status_code == 429
+
+
+async def test_one_that_was_not_begun_costs_nothing(tokenizer: Any, tmp_path: Path) -> None:
+    """Its query was paid for each document all the same."""
+    (tmp_path / "keys").write_text("alice\n")
+    settings = {"api_key_file": str(tmp_path / "keys"), "tokens_per_minute": 100}
+    late = Finished(
+        reason="error", completion_tokens=0, error="late", is_unread=True, late="not_begun"
+    )
+    async with api_over(FakeCore(late), tokenizer, **settings) as api:
+        api.client.headers["Authorization"] = "Bearer alice"
+        for _ in range(3):
+            reply = await post(api, query="word " * 30, documents=["a"] * 8)
+            assert reply.status_code == 503, reply.text
 
 
 async def test_a_failed_request_is_an_error(tokenizer: Any) -> None:

@@ -14,7 +14,14 @@ from anyio import to_thread
 from starlette.exceptions import HTTPException
 
 from gemserve.api.requests.long_texts import BYTES_PER_TOKEN
-from gemserve.api.requests.turns import LONG_AT_ONCE, LONG_BYTES, TenantTurns, TextTurns
+from gemserve.api.requests.turns import (
+    LONG_AT_ONCE,
+    LONG_BYTES,
+    TenantTurns,
+    TextTurns,
+    TextWait,
+)
+from gemserve.errors import WaitedTooLong
 from gemserve.prompting.stopping import check_stopped
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +167,22 @@ async def test_a_turn_ends_when_its_client_leaves(size: int) -> None:
             await task
     assert clients[0].charges == [size // BYTES_PER_TOKEN]
     assert clients[-1].charges == []
+    await assert_all_free(texts)
+
+
+async def test_a_text_waits_no_longer_than_it_may() -> None:
+    """It was told only when its turn came, and further turns of one request had no limit."""
+    texts, work = TextTurns(), Work()
+    tasks = [asyncio.ensure_future(run(texts, b"", partial(work, b""))) for _ in range(4)]
+    await work.has_begun(LONG_AT_ONCE)
+    asked: Any = Client()
+    wait = TextWait(0.3, "--max-wait", waited_s=0.1)
+    began_s = time.monotonic()
+    with pytest.raises(WaitedTooLong, match=r"the limit is 0\.3 s \(--max-wait\)"):
+        await texts.run(asked, b"", LONG, nothing, wait=wait)
+    assert 0.2 <= time.monotonic() - began_s < PATIENCE_S
+    work.gate.release(len(tasks))
+    await asyncio.gather(*tasks)
     await assert_all_free(texts)
 
 

@@ -20,7 +20,8 @@ class Stream:
     Iteration ends after `Finished`, which always comes. `cancel` may be called at any time, any
     number of times, from any thread. While `is_watched` is set, `progress` says how far the request
     has come, until its first token. `lent`: which groups of its segments the engine awaits from
-    others, if the request lets it; none once the request has ended.
+    others, if the request lets it; none once the request has ended. `on_event` is called with each
+    event when it comes, however late it is read. `is_taken_in`: the engine may have begun with it.
     """
 
     def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
@@ -29,7 +30,8 @@ class Stream:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
         self.lent = asyncio.Future[LentGroups](loop=loop) if request.lent_groups else None
-        self.is_watched = False
+        self.is_watched = self.is_taken_in = False
+        self.on_event: Callable[[Event], None] | None = None
         self.progress: Progress | None = Progress(
             phase="queue", tokens=0, total=len(request.prompt_ids)
         )
@@ -42,7 +44,7 @@ class Stream:
 
     def give_up(self) -> None:
         """End the events without the worker, which is in a step that does not end."""
-        self._put(Finished(reason="abort", completion_tokens=0))
+        self._put(Finished(reason="abort", completion_tokens=0, is_unread=not self.is_taken_in))
 
     def emit(self, event: Event) -> None:
         """Hand an event to the reader's loop: see `emit_all`."""
@@ -86,6 +88,9 @@ def emit_all(emitted: Sequence[tuple[Stream, Event]]) -> None:
 def _put_all(emitted: Iterable[tuple[Stream, Event]]) -> None:
     for stream, event in emitted:
         stream._put(event)
+    for stream, event in emitted:  # then: whatever fails here, nobody loses an event
+        if stream.on_event is not None:
+            stream.on_event(event)
 
 
 def _call_on(

@@ -359,7 +359,7 @@ class Engine:
             return Finished(reason="abort", completion_tokens=0, is_unread=True)
         try:
             job = self._core.add(stream.request)
-            self._jobs[job] = stream
+            self._jobs[job], stream.is_taken_in = stream, True
             if stream.lent is not None:
                 stream.tell_lent(self._core.lent_groups(job))
         except Exception as error:  # one request's; the others go on

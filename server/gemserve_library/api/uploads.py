@@ -18,6 +18,7 @@ from anyio import CapacityLimiter, to_thread
 
 from gemserve.contract.events import Finished
 from gemserve.contract.requests import Request
+from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
 from gemserve_library.adding import FileSource, add_files
@@ -34,7 +35,10 @@ _REMEMBERED = 64  # failed uploads of a library
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Upload:
-    """A file that is being read. `error`: why it has failed. `num_tokens`: read so far."""
+    """A file that is being read. `error`: why it has failed. `num_tokens`: read so far.
+
+    `stream`: of the request by which its last part is read.
+    """
 
     path: str
     num_bytes: int
@@ -44,6 +48,7 @@ class Upload:
     created_s: int = field(default_factory=lambda: int(time.time()))
     is_settled: asyncio.Event = field(default_factory=asyncio.Event)
     is_cancelled: threading.Event = field(default_factory=threading.Event)
+    stream: Stream | None = None
 
 
 class Turn:
@@ -170,6 +175,8 @@ class Uploads:
         found = [each for each in self.list(tenant, name) if path is None or each.path == path]
         for upload in found:
             upload.is_cancelled.set()
+            if upload.stream is not None:  # it may wait for its turn for long
+                upload.stream.cancel()
             self._remove(tenant, name, upload)
         return bool(found)
 
@@ -297,7 +304,7 @@ class Uploads:
         while True:
             _check(upload)
             try:
-                stream = self._engine.submit(request)
+                stream = upload.stream = self._engine.submit(request)
                 break
             except QueueFull:
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -308,6 +315,7 @@ class Uploads:
                     return event
         finally:
             stream.cancel()
+            upload.stream = None
         raise AssertionError("a stream has a last event")
 
 

@@ -93,8 +93,7 @@ class Backlog:
 
     def retry_after_s(self) -> int:
         """When what is queued and running now will probably be done: 1 to 60 seconds."""
-        seconds = sum(self._seconds_left().values())
-        return max(LEAST_S, round(min(seconds, MOST_S)))
+        return in_header(sum(self._seconds_left().values()))
 
     def is_alone(self, tenant: bytes) -> bool:
         """Are there no requests but of this tenant?"""
@@ -182,8 +181,13 @@ class Backlog:
         self._looked_s = now_s
 
 
+def in_header(seconds: float) -> int:
+    """What `Retry-After` says of a wait of so many seconds."""
+    return max(LEAST_S, round(min(seconds, MOST_S)))
+
+
 class BacklogJob:
-    """One request in the backlog."""
+    """One request in the backlog. It must see events when they come, not when a client reads."""
 
     def __init__(self, backlog: Backlog, request: Request, *, has_prompt: bool) -> None:
         """`has_prompt`: else another job counts its prompt."""
@@ -194,12 +198,15 @@ class BacklogJob:
         self._has_answer = not (request.selects_only or request.ends_when_read)
         self._max_tokens = request.sampling.max_tokens if self._has_answer else 0
         self._drawn = 0
+        self._is_closed = False
 
     def answer_left(self, expected: float) -> float:
         """Tokens to draw, if the answer is as long as expected."""
         return max(0.0, min(self._max_tokens, expected) - self._drawn)
 
     def see(self, event: Event) -> None:
+        if self._is_closed:
+            return  # the engine has not heard of it yet
         if isinstance(event, Filtered):
             # one that was not applied has an answer from the whole prompt, which is read now
             is_over = event.report.applied or not self._has_answer
@@ -225,5 +232,6 @@ class BacklogJob:
             self._backlog.add_done(Work(1, self.prompt_tokens))
 
     def close(self) -> None:
-        """The request is no longer read. Idempotent."""
+        """Nobody waits for the request any more. Idempotent."""
+        self._is_closed = True
         self._backlog.leave(self)

@@ -172,16 +172,3 @@ class TokenCharges:
         if self._count:
             self._place.charge(self._count)
         self._count = 0
-
-
-class LeavesAtEnd:
-    """Leaves a place when the work that holds it has ended."""
-
-    def __init__(self, place: QuotaPlace) -> None:
-        self._place = place
-
-    def see(self, event: Event) -> None:
-        pass
-
-    def close(self) -> None:
-        self._place.leave()

@@ -53,6 +53,19 @@ class Observers:
             observer.close()
 
 
+class AtEnd:
+    """Calls `end` when the reading stops, and sees nothing."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+
+    def see(self, event: Event) -> None:
+        pass
+
+    def close(self) -> None:
+        self._end()
+
+
 class EventReader:
     """Reads the streams of one HTTP request, which has one for each choice.
 
@@ -73,8 +86,8 @@ class EventReader:
         begin_within_s: float = math.inf,
     ) -> None:
         """`timeout`: after so long the streams that have not ended fail. `begin_within_s`: so long
-        the engine may wait before it begins; then it ends the request, which is a status for as
-        long as no head was sent.
+        the engine may wait before it begins with the first one, whose prompt is that of all; then
+        it ends the request, which is a status for as long as no head was sent.
 
         `count_unbuilt`: for whoever cannot build a reply from what is read here. `count_late`: for
         streams that end because they would have come too late; it says when to try again.
@@ -85,9 +98,12 @@ class EventReader:
         self.keep_alive_s = keep_alive_s
         self.count_unbuilt = count_unbuilt
         self._timeout, self._count_late = timeout, count_late
-        self._is_overdue = False
+        self._is_overdue = self._has_begun = False
+        self._has_one_prompt = len(streams) == 1 or begin_within_s < math.inf
         self._given_up: asyncio.TimerHandle | None = None
-        held_s = begin_within_s + HELD_MORE_S if begin_within_s <= MOST_HELD_S else FIRST_PAUSE_S
+        held_s = FIRST_PAUSE_S
+        if begin_within_s <= MOST_HELD_S:
+            held_s = max(0.0, begin_within_s) + HELD_MORE_S
         pauses = chain([min(held_s, keep_alive_s)], repeat(keep_alive_s))
         self._find_pause_s: Callable[[], float] = partial(next, pauses)
         self._begun: AsyncGenerator[Arrival | None] | None = None
@@ -161,7 +177,9 @@ class EventReader:
                     # memory until the garbage collector runs.
                     if isinstance(task.exception(), StopAsyncIteration):
                         continue
-                    event = self._explained(task.result())
+                    came = task.result()
+                    self._has_begun |= not (isinstance(came, Finished) and came.is_unread)
+                    event = self._explained(came)
                     self._observers[index].see(event)
                     if isinstance(event, Finished) and event.late == "not_begun":
                         event = replace(event, retry_after_s=self._count_late())
@@ -191,8 +209,9 @@ class EventReader:
         """
         if not isinstance(event, Finished) or event.late is not None:
             return event
-        # of several choices, none is of use without the others
-        if event.is_unread and len(self.streams) == 1 and self._is_overdue:
+        # of several prompts, none is of use without the others
+        is_unread = event.is_unread and self._has_one_prompt and not self._has_begun
+        if is_unread and self._is_overdue:
             error = event.error or f"its reading had not begun after {self._limit}"
             return replace(event, reason="error", error=error, late="not_begun")
         if self._is_overdue:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from anyio import to_thread
@@ -20,6 +21,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from gemserve.api.requests.long_texts import BYTES_PER_TOKEN, charge
+from gemserve.errors import WaitedTooLong
 from gemserve.holdings import Holdings
 from gemserve.prompting.stopping import Stopped, check_stopped, stoppable_by
 
@@ -103,6 +105,18 @@ class TenantTurns:
             self._waiting[tenant] = queue
 
 
+@dataclass(slots=True)
+class TextWait:
+    """For how many seconds a request's texts may wait for their turns, and how long they have.
+
+    `name`: what says so. Only waiting counts: work on a text takes as long as it must.
+    """
+
+    limit_s: float
+    name: str
+    waited_s: float = 0.0
+
+
 class TextTurns:
     """Works on the texts of requests in threads. Short texts do not wait for long ones."""
 
@@ -111,18 +125,27 @@ class TextTurns:
         self._short, self._long = TenantTurns(_short_at_once()), TenantTurns(LONG_AT_ONCE)
         self._is_alone = is_alone
 
-    async def run(self, http: Request, tenant: bytes, num_bytes: int, work: Callable[[], T]) -> T:
+    async def run(
+        self,
+        http: Request,
+        tenant: bytes,
+        num_bytes: int,
+        work: Callable[[], T],
+        *,
+        wait: TextWait | None = None,
+    ) -> T:
         """What `work` returns, which works on a text of so many bytes. A thread calls it.
 
         When the client leaves, the work is stopped (see `prompting.stopping`), and the request
-        ends. Its key pays for text that was begun.
+        ends. Its key pays for text that was begun. Raises `WaitedTooLong` as `wait` says, to which
+        this adds.
         """
         turns = self._long if num_bytes > LONG_BYTES else self._short
         stop = threading.Event()
         leaving = asyncio.ensure_future(_leaving(http, stop))
         timed = _Timed(work)
         try:
-            await _wait_for_turn(turns, tenant, leaving)
+            await _wait_for_turn(turns, tenant, leaving, wait)
             try:
                 with stoppable_by(stop):
                     done = await to_thread.run_sync(timed)
@@ -160,18 +183,26 @@ def _short_at_once() -> int:
     return max(2, min(_MOST_SHORT_AT_ONCE, len(os.sched_getaffinity(0)) // 2))
 
 
-async def _wait_for_turn(turns: TenantTurns, tenant: bytes, leaving: asyncio.Future[None]) -> None:
+async def _wait_for_turn(
+    turns: TenantTurns, tenant: bytes, leaving: asyncio.Future[None], wait: TextWait | None
+) -> None:
     taking = asyncio.ensure_future(turns.take(tenant))
+    left_s = None if wait is None else max(0.0, wait.limit_s - wait.waited_s)
+    came_s = time.monotonic()
     try:
-        await asyncio.wait([taking, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([taking, leaving], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         if not taking.cancel() and not taking.cancelled():
             turns.give_back(tenant)
         raise
+    if wait is not None:
+        wait.waited_s += time.monotonic() - came_s
     if not taking.done():
         taking.cancel()
         await asyncio.wait([taking])
-        raise _client_left()
+        if wait is None or leaving.done():
+            raise _client_left()
+        raise WaitedTooLong(waited_s=wait.waited_s, limit_s=wait.limit_s, name=wait.name)
 
 
 async def _leaving(http: Request, stop: threading.Event) -> None:

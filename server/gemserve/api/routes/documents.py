@@ -12,7 +12,6 @@ from anyio import to_thread
 from fastapi import Request as HttpRequest
 
 from gemserve.api.access.keys import tenant_of
-from gemserve.api.access.quota import LeavesAtEnd
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.document_store import (
     Document,
@@ -25,7 +24,8 @@ from gemserve.api.documents.file_queue import FileQueue
 from gemserve.api.error_replies import Error
 from gemserve.api.replies import document_types
 from gemserve.api.replies.document_types import document_object
-from gemserve.api.replies.event_reader import Observers
+from gemserve.api.replies.event_reader import AtEnd, Observers
+from gemserve.api.requests.client_timeout import Timeout, timeout_of
 from gemserve.api.requests.document_body import DocumentBody
 from gemserve.api.requests.document_form import (
     FORM_SCHEMA,
@@ -38,6 +38,7 @@ from gemserve.api.requests.form_body import is_form
 from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.memory_fields import memory_fields_named
 from gemserve.api.requests.request_builder import RequestBuilder
+from gemserve.api.requests.turns import TextWait
 from gemserve.api.routes.operation import Operation, Routes
 from gemserve.api.routes.submission import Submitter, read_body
 from gemserve.api.routes.warm_up import WarmUps
@@ -62,12 +63,16 @@ DELETE = Operation(summary="Delete a document", reply=document_types.DocumentDel
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """A body whose document may be stored, and the request that warms the cache for it."""
+    """A body whose document may be stored, and the request that warms the cache for it.
+
+    `timeout`: for how long the client waits.
+    """
 
     body: DocumentBody
     document: Document
     wish: Wish
     request: Request
+    timeout: Timeout
 
 
 def document_routes(
@@ -97,13 +102,15 @@ def document_routes(
                 stream = engine.submit(replace(intake.request, tenant=tenant))
         http.scope["state"]["body"].release()
         store.add(tenant, document)
-        observers = submitter.observers(stream.request, arrived_s)
+        observers = submitter.observers(stream, arrived_s)
         if (place := http.scope["state"].get("place")) is not None:
             place.charge(num_tokens)
-            observers.append(LeavesAtEnd(place.hand_over()))  # the pass goes on after the reply
+            observers.append(AtEnd(place.hand_over().leave))  # the pass goes on after the reply
         warm_ups.follow(document, stream, Observers(*observers))
         if waits or intake.body.wait:
-            await document.is_settled.wait()
+            left_s = max(0.0, intake.timeout.ends_s - time.monotonic())
+            with suppress(TimeoutError):  # who waits no longer must know its id all the same
+                await asyncio.wait_for(document.is_settled.wait(), left_s)
         return describe(document)
 
     @routes.add("GET", _PATH, LIST)
@@ -138,6 +145,8 @@ async def _take_in(
 ) -> Intake:
     """Parse the body and build the warm-up. Raises `RequestError` and what adapters raise."""
     raw = await read_body(http)
+    came_s = time.monotonic() - http.scope["state"].get("waited_s", 0.0)  # in an ingress
+    timeout = timeout_of(http, submitter.timeout_s, came_s, is_streamed=False)
     content_type = http.headers.get("content-type", "")
     tenant, request_id = tenant_of(http), request_id_of(http)
     text = await _text_of_file(http, raw, files)
@@ -158,9 +167,10 @@ async def _take_in(
         request = warming_request(builder, body, request_id, adapter)
         document = _document(builder, store, body, wish)
         tagged = replace(request, documents=(document.id,), pin=document.is_pinned)
-        return Intake(body, document, wish, tagged)
+        return Intake(body, document, wish, tagged, timeout)
 
-    run = partial(submitter.turns.run, http, tenant)
+    wait = TextWait(*submitter.most_wait(timeout))
+    run = partial(submitter.turns.run, http, tenant, wait=wait)
     body, wish = await run(len(raw), parse)
     reference = submitter.models.find_reference(body)
     adapter = None if reference is None else await submitter.models.load(reference)

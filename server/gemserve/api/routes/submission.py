@@ -14,13 +14,13 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gemserve.api.access.backlog import Backlog
+from gemserve.api.access.backlog import Backlog, in_header
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.access.quota import TokenCharges
 from gemserve.api.access.request_id import request_id_of
 from gemserve.api.documents.document_store import DocumentStore
 from gemserve.api.documents.finder import Finder
-from gemserve.api.replies.event_reader import EventReader, Observer, Observers
+from gemserve.api.replies.event_reader import AtEnd, EventReader, Observer, Observers
 from gemserve.api.replies.failures import ABORTED, EndedEarly
 from gemserve.api.requests.base_bodies import FilterBody, FilteringBody, ModelBody
 from gemserve.api.requests.client_timeout import Timeout, timeout_of
@@ -30,7 +30,7 @@ from gemserve.api.requests.json_body import parse_body
 from gemserve.api.requests.memory_fields import memory_fields_named
 from gemserve.api.requests.model_names import ModelNames
 from gemserve.api.requests.schema_trials import SchemaTrials
-from gemserve.api.requests.turns import LONG_BYTES, TextTurns
+from gemserve.api.requests.turns import LONG_BYTES, TextTurns, TextWait
 from gemserve.api.telemetry.server_metrics import Metrics
 from gemserve.api.telemetry.traces import Traces
 from gemserve.contract.adapters import LoadedAdapter
@@ -46,7 +46,6 @@ from gemserve.errors import (
     QuotaExceeded,
     RequestError,
     SchemasBusy,
-    WaitedTooLong,
     WaitTooLong,
 )
 from gemserve.holdings import Holdings
@@ -54,7 +53,6 @@ from gemserve.prompting.encoding import num_bytes
 
 _COPIES = 2  # of an echoed text while its reply is written
 BodyT = TypeVar("BodyT", bound=ModelBody)
-ResultT = TypeVar("ResultT")
 Build = Callable[[BodyT, str, LoadedAdapter | None], EngineRequests]
 
 
@@ -127,6 +125,15 @@ class Preparing:
         with self._requests.one_more(tenant):
             yield
 
+    @contextmanager
+    def one_less(self, tenant: bytes) -> Iterator[None]:
+        """Meanwhile one of these has a place in the queue."""
+        self._requests.give_back(tenant)
+        try:
+            yield
+        finally:
+            self._requests.take(tenant)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitter:
@@ -167,16 +174,15 @@ class Submitter:
             sendable = self._sendable(http, built, finder)
             with memory_fields_named(built.body):
                 streams, shared = self._submit_all(sendable, built.requests.n)
-        sent = [stream.request for stream in streams]
         reader = EventReader(
             http,
             streams,
-            self._observers_of(http, built, sent, shared, arrived_s),
+            self._observers_of(http, built, streams, shared, arrived_s),
             keep_alive_s=self.keep_alive_s,
             timeout=built.timeout,
             count_late=self._count_late,
             count_unbuilt=partial(self.metrics.internal_errors.count, "stream"),
-            begin_within_s=sent[0].begin_within_s,
+            begin_within_s=streams[0].request.begin_within_s,
         )
         return Submission(built.body, built.requests, reader)
 
@@ -190,7 +196,8 @@ class Submitter:
     ) -> _Built[BodyT]:
         """Parse a body, and build engine requests of it when its turn comes."""
         request_id, tenant = request_id_of(http), tenant_of(http)
-        came_s = time.monotonic() - http.scope["state"].get("waited_s", 0.0)  # in an ingress
+        waited_s = http.scope["state"].get("waited_s", 0.0)  # in an ingress
+        came_s = time.monotonic() - waited_s
         # whether it is streamed is not known yet
         timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=True)
         with (
@@ -198,9 +205,9 @@ class Submitter:
             self.backlog.expecting(tenant, len(raw)),
         ):
             parse = partial(self._parse_and_build, raw, body_type, build, request_id, finder)
-            work = _BegunInTime(parse, came_s, self._most_wait(timeout))
-            run = partial(self.turns.run, http, tenant)
-            body, requests = await self.trials.run(partial(run, len(raw), work), tenant)
+            wait = TextWait(*self.most_wait(timeout), waited_s)
+            run = partial(self.turns.run, http, tenant, wait=wait)
+            body, requests = await self.trials.run(partial(run, len(raw), parse), tenant)
             if requests is None:
                 reference = self.models.find_reference(body)
                 adapter = None if reference is None else await self.models.load(reference)
@@ -209,13 +216,13 @@ class Submitter:
                 requests = await self.trials.run(partial(run, size, rest), tenant)
             is_streamed = bool(getattr(body, "is_streamed", getattr(body, "stream", False)))
             timeout = timeout_of(http, self.timeout_s, came_s, is_streamed=is_streamed)
-            built = _Built(body, requests, timeout, work.waited_s)
+            built = _Built(body, requests, timeout, wait.waited_s)
             wanted = body.filter if isinstance(body, FilteringBody) else None
             if wanted is None or not wanted.libraries:
                 return built
             anew = partial(build, body, request_id, requests.requests[0].adapter)
             found = await self._with_excerpts(http, built, wanted, partial(run, work=anew))
-            return replace(built, requests=found)
+            return replace(built, requests=found, waited_s=wait.waited_s)
 
     async def _with_excerpts(
         self,
@@ -258,9 +265,9 @@ class Submitter:
         parts = requests.requests[0].parts
         difference = None if parts is None else self.earlier.difference(tenant, parts)
         state["first_difference"] = difference  # for the log
-        # of several choices, none is of use without the others
-        is_alone = len(requests.requests) == 1
-        within_s = self._begin_within_s(built.timeout, built.waited_s) if is_alone else math.inf
+        # of several prompts, none is of use without the others
+        has_one_prompt = len(requests.requests) == requests.n
+        within_s = self._begin_within_s(built.timeout, built.waited_s)
         return [
             replace(
                 request,
@@ -269,25 +276,26 @@ class Submitter:
                 first_difference=difference,
                 documents=finder.ids + _file_ids(body),
                 # of several prompts, none can be told from the text as a whole
-                notes=state.get("notes") if len(requests.requests) == requests.n else None,
-                begin_within_s=within_s,
+                notes=state.get("notes") if has_one_prompt else None,
+                # its first choice begins first, and ends the others if it cannot
+                begin_within_s=within_s if has_one_prompt and index == 0 else math.inf,
             )
-            for request in requests.requests
+            for index, request in enumerate(requests.requests)
         ]
 
     def _observers_of(
         self,
         http: Request,
         built: _Built[BodyT],
-        sent: Sequence[EngineRequest],
+        streams: Sequence[Stream],
         shared: Observer | None,
         arrived_s: float,
     ) -> list[Observers]:
         """What sees the events of each request that was sent. `shared`: see `SegmentSharing`."""
         state, n = http.scope["state"], built.requests.n
         observers = [
-            self.observers(request, arrived_s, is_further_choice=index % n > 0)
-            for index, request in enumerate(sent)
+            self.observers(stream, arrived_s, is_further_choice=index % n > 0)
+            for index, stream in enumerate(streams)
         ]
         if shared is not None:
             observers[0].append(shared)
@@ -295,10 +303,12 @@ class Submitter:
             state["notes"].is_queued = True
         if state.get("caller") is not None:
             place = state["place"]
-            place.charge(built.requests.num_tokens)
-            for some, request in zip(observers, sent, strict=True):
-                some.append(TokenCharges(place, len(request.prompt_ids)))
+            num_tokens = built.requests.num_tokens
+            place.charge(num_tokens)
+            for some in observers:  # the first one that is told that nothing was read ends all
+                some.append(TokenCharges(place, num_tokens))
         if self.traces is not None:
+            sent = [stream.request for stream in streams]
             traced = self.traces.begin(
                 http.scope, sent, n, model=built.body.model, arrived_s=arrived_s
             )
@@ -325,7 +335,8 @@ class Submitter:
             count_unbuilt=partial(self.metrics.internal_errors.count, "request"),
         )
         events: list[Event] = [ABORTED]
-        await reader.read_to_end(events.append)
+        with self.preparing.one_less(tenant_of(http)):
+            await reader.read_to_end(events.append)
         last = events[-1]
         assert isinstance(last, Finished), "each stream ends with it"
         if last.late is not None or last.reason == "abort":
@@ -355,7 +366,7 @@ class Submitter:
             if wait_s > self.max_wait_s:
                 raise WaitTooLong(wait_s=wait_s, limit_s=self.max_wait_s)
 
-    def _most_wait(self, timeout: Timeout) -> tuple[float, str]:
+    def most_wait(self, timeout: Timeout) -> tuple[float, str]:
         """For how many seconds a text may wait, and what says so."""
         if self.max_wait_s is not None and self.max_wait_s < timeout.seconds:
             return self.max_wait_s, "--max-wait"
@@ -371,6 +382,10 @@ class Submitter:
         """Count what makes a request fail before it runs, and say when to try again."""
         try:
             yield
+        except WaitTooLong as error:  # other keys' requests do not all come before it
+            self.metrics.rejections.labels(error.code).inc()
+            error.retry_after_s = in_header(error.wait_s)
+            raise
         except (QueueFull, AdapterBusy) as error:
             self.metrics.rejections.labels(error.code).inc()
             error.retry_after_s = self.backlog.retry_after_s()
@@ -383,11 +398,12 @@ class Submitter:
             raise
 
     def observers(
-        self, request: EngineRequest, arrived_s: float, *, is_further_choice: bool = False
+        self, stream: Stream, arrived_s: float, *, is_further_choice: bool = False
     ) -> list[Observer]:
         """What sees the events of a request in any case. `is_further_choice`: see `Backlog`."""
-        job = self.backlog.enter(request, is_further_choice=is_further_choice)
-        return [self.metrics.observer(request, arrived_s), job]
+        job = self.backlog.enter(stream.request, is_further_choice=is_further_choice)
+        stream.on_event = job.see  # a client that reads slowly is no work
+        return [self.metrics.observer(stream.request, arrived_s), AtEnd(job.close)]
 
     def _parse_and_build(
         self,
@@ -412,30 +428,6 @@ class Submitter:
         if adapter is None:
             return body, None
         return body, build(body, request_id, adapter)
-
-
-class _BegunInTime(Generic[ResultT]):
-    """Calls `work`, which is not begun if it has waited for too long.
-
-    Texts wait for each other in a queue of their own.
-    """
-
-    def __init__(
-        self, work: Callable[[], ResultT], came_s: float, most_wait: tuple[float, str]
-    ) -> None:
-        """`came_s`: since when it waits. `most_wait`: how long it may, and what says so."""
-        self._work, self._came_s = work, came_s
-        self._limit_s, self._name = most_wait
-        self._is_begun = False
-        self.waited_s = 0.0
-
-    def __call__(self) -> ResultT:
-        if not self._is_begun:  # it is called again if a schema must be tried first
-            self.waited_s = time.monotonic() - self._came_s
-            if self.waited_s > self._limit_s:
-                raise WaitedTooLong(waited_s=self.waited_s, limit_s=self._limit_s, name=self._name)
-            self._is_begun = True
-        return self._work()
 
 
 async def read_body(http: Request) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -467,7 +467,8 @@ async def test_a_document_whose_client_leaves_is_stored_like_any_other(
     gate, leaves = threading.Event(), asyncio.Event()
     cores = [FakeCore(gate, FILTERED, "one") for _ in range(2)]
     async with fleet_of(tokenizer, *cores, **settings) as fleet:
-        storing = asyncio.create_task(store_and_leave(fleet, leaves))
+        body = {"text": "The river runs past the houses. " * 20, "wait": True}
+        storing = asyncio.create_task(ask_and_leave(fleet, "/v1/documents", body, leaves))
         await replica_at_work(fleet)
         leaves.set()
         await asyncio.sleep(0.5)
@@ -482,18 +483,24 @@ async def test_a_document_whose_client_leaves_is_stored_like_any_other(
         assert (await fleet.client.post(CHAT, json=BODIES[CHAT], headers=ALICE)).is_success
 
 
-async def store_and_leave(fleet: Fleet, leaves: asyncio.Event) -> None:
-    """Store a document, as a client that disconnects. The server goes on; httpx would end it."""
+async def ask_and_leave(
+    fleet: Fleet, path: str, body: dict[str, Any], leaves: asyncio.Event, method: str = "POST"
+) -> None:
+    """Ask as a client that disconnects. The server goes on; httpx would end it."""
 
     async def send(message: Any) -> None:
         assert not leaves.is_set(), message
 
-    text = "The river runs past the houses. " * 20
-    await ask_raw(fleet, "/v1/documents", {"text": text, "wait": True}, leaves, send)
+    await ask_raw(fleet, path, body, leaves, send, method)
 
 
 async def ask_raw(
-    fleet: Fleet, path: str, body: dict[str, Any], leaves: asyncio.Event, send: Any
+    fleet: Fleet,
+    path: str,
+    body: dict[str, Any],
+    leaves: asyncio.Event,
+    send: Any,
+    method: str = "POST",
 ) -> None:
     """Ask as a server of HTTP does, whose client may leave and read slowly."""
     content = json.dumps(body).encode()
@@ -501,7 +508,7 @@ async def ask_raw(
     headers = {**ALICE, "Content-Type": "application/json", "Host": "localhost"}
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
@@ -538,6 +545,46 @@ async def test_a_deleted_document_is_gone_everywhere(tokenizer: Any, keys: dict[
             asked = await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)
             assert asked.status_code == 404
             assert (await fleet.client.get(path, headers=ALICE)).status_code == 404
+
+
+class SlowToForget(FakeCore):
+    """Forgets documents when `gate` is open, as if a step took until then."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__()
+        self.gate, self.is_asked = gate, threading.Event()
+
+    def forget_documents(self, ids: Collection[str]) -> None:
+        self.is_asked.set()
+        self.gate.wait(30)
+        super().forget_documents(ids)
+
+
+async def test_a_document_is_gone_everywhere_although_its_client_has_left(
+    tokenizer: Any, keys: dict[str, str]
+) -> None:
+    """Deleting waits for a step. One replica deleted it, and the next question brought it back."""
+    gate, leaves = threading.Event(), asyncio.Event()
+    cores = [SlowToForget(gate) for _ in range(2)]
+    async with fleet_of(tokenizer, *cores, **keys) as fleet:
+        document_id = await store(fleet, ALICE)
+        path = f"/v1/documents/{document_id}"
+        for busy, free in (("r0", "r1"), ("r1", "r0")):
+            fleet[busy].load, fleet[free].load = 10**6, 0
+            assert (
+                await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)
+            ).is_success
+        deleting = asyncio.create_task(ask_and_leave(fleet, path, {}, leaves, "DELETE"))
+        await wait_for_async(lambda: any(core.is_asked.is_set() for core in cores))
+        leaves.set()
+        await wait_for_async(lambda: all(each.is_over for each in fleet.ingress._running))
+        gate.set()
+        await deleting
+        await wait_for_async(lambda: all(document_id in core.forgotten for core in cores))
+        for busy, free in (("r0", "r1"), ("r1", "r0")):
+            fleet[busy].load, fleet[free].load = 10**6, 0
+            found = await fleet.client.get(path, headers=ALICE)
+            assert found.status_code == 404
 
 
 async def test_limits_of_documents_hold_over_all_replicas(

@@ -546,12 +546,13 @@ class _Relaying:
 
     async def pass_on(self, message: Message) -> None:
         """Send a message of the application, except for the last one: see `finish`."""
-        if self.is_over:
-            return
         if message["type"] == "http.response.start":
             headers = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
             self._start = {**message, "headers": headers}
+            # also when the client has left: other replicas are told of what was deleted
             self.status = message["status"]
+            return
+        if self.is_over:
             return
         if not message.get("more_body", False):
             self._last = message

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from gemserve.api.access.quota import Quota
 from gemserve.engine.worker import Engine
 from gemserve_fleet.replicas import ingress, relayed_app
-from gemserve_fleet.replicas.messages import RequestBody
+from gemserve_fleet.replicas.messages import FromReplica, RelayedRequest, RequestBody
 from gemserve_fleet.replicas.replica_calls import ReplicaLost
+from gemserve_fleet.replicas.replica_choice import RoutingHints
 from tests.fakes import (
     BODIES,
     CHAT,
@@ -243,6 +245,37 @@ async def test_a_request_that_two_replicas_were_lost_with_is_not_tried_again(
         assert reply.status_code == 503
         assert int(reply.headers["retry-after"]) > 0
         assert isinstance(reply.json()["error"], str if path == OLLAMA else dict)
+
+
+async def test_a_second_replica_that_is_lost_before_it_accepts_is_the_last_one(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not counted, so that the request was sent again as long as replicas were lost."""
+    gate = threading.Event()
+    cores = [FakeCore(gate, FILTERED, "one") for _ in range(3)]
+    async with fleet_of(tokenizer, *cores) as fleet:
+        answer, tries = fleet.replicas.answer, list[RoutingHints]()
+
+        async def answer_once(
+            hints: RoutingHints, request: RelayedRequest
+        ) -> AsyncGenerator[list[FromReplica], None]:
+            tries.append(hints)
+            assert len(tries) < 5, "it would not end"
+            if len(tries) > 1:
+                raise ReplicaLost("it has died")
+            async with aclosing(answer(hints, request)) as batches:
+                async for batch in batches:
+                    yield batch
+
+        monkeypatch.setattr(fleet.replicas, "answer", answer_once)
+        asked = asyncio.create_task(fleet.client.post(CHAT, json=BODIES[CHAT]))
+        name = await replica_at_work(fleet)
+        fleet[name].is_lost.set()
+        reply: httpx.Response = await asked
+        gate.set()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
+        assert len(tries) == 2
+        assert tries[1].avoid == {name}
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])

@@ -207,32 +207,31 @@ class Ingress:
 
     async def _try_replicas(self, relaying: _Relaying, request: RelayedRequest) -> None:
         """Answer, on a second replica if the first one is lost before the reply has begun."""
-        avoid: set[str] = set()
+        avoid = frozenset[str]()
         came_s = time.monotonic()
         chunks = await self._chunks(request)
-        while True:
+        for is_last_try in (False, True):
             if not await self.adapters.ready():
                 raise ReplicaUnavailable("No replica is ready.", code="no_replica")
-            hints = self._hints(request, chunks, frozenset(avoid))
+            hints = self._hints(request, chunks, avoid)
             request = replace(request, waited_s=time.monotonic() - came_s)
             try:
                 await self._answer(relaying, hints, request)
                 return
             except ReplicaLost as lost:
                 log.warning("request %s: %s", relaying.request_id, lost)
-                if relaying.replica is not None:
-                    avoid.add(relaying.replica)
                 if relaying.is_over:
                     return
                 if relaying.has_begun:
                     self._metrics.lost.inc()
                     await relaying.break_off("The replica that was answering is lost.")
                     return
-                if len(avoid) > 1 or not avoid or not _is_repeatable(request):
+                if is_last_try or relaying.replica is None or not _is_repeatable(request):
                     self._metrics.lost.inc()
                     raise ReplicaUnavailable(
                         "The replica that was to answer is lost.", code="replica_lost"
                     ) from lost
+                avoid = frozenset({relaying.replica})
                 self._metrics.retries.inc()
                 relaying.give_back()
             except Exception:  # the replica's application has failed, or there is a bug here
@@ -506,6 +505,7 @@ class _Relaying:
 
     def give_back(self) -> None:
         """Give back what a lost attempt has taken of the quota. The next one takes it again."""
+        self.replica = None  # nobody has the request until another replica accepts it
         if self._choices:
             self._place.add_choices(-self._choices)
         for tokens, used_s in self._charges:

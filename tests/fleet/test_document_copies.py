@@ -61,7 +61,7 @@ def test_an_id_is_found_across_the_parts_of_a_long_body() -> None:
 
 def test_a_body_of_escapes_does_not_stop_the_event_loop() -> None:
     """Each was a call of Python, on the event loop of all keys: 64 MiB took 8 s."""
-    ingress = Ingress(None, None, None)  # type: ignore[arg-type]
+    ingress = Ingress(None, None, None, None)  # type: ignore[arg-type]
     ingress._documents.add(b"", [copy_of(ONE)])
     body = b"\\u0041" * 1_000_000 + ONE.encode()
 

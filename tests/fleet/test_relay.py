@@ -199,6 +199,43 @@ async def test_nobody_holds_a_body_when_its_reply_has_begun(
     assert text_of(data_of(await asked)) == "one two"
 
 
+# two long bodies do not fit, neither while they are read nor while they are kept
+BODY_MEMORY: dict[str, Any] = {"max_body_bytes": 150_000, "body_memory_bytes": 150_000}
+LONG_BODY = json.dumps(BODIES[CHAT]).ljust(145_000)
+
+
+async def test_a_body_that_a_replica_has_is_not_being_read(tokenizer: Any) -> None:
+    """It counted until its reply began, so a few long requests kept all other ones out."""
+    gate = threading.Event()
+    async with fleet_of(tokenizer, FakeCore(gate, FILTERED, "one"), **BODY_MEMORY) as fleet:
+        first = asyncio.create_task(fleet.client.post(CHAT, content=LONG_BODY))
+        await replica_at_work(fleet)
+        second = asyncio.create_task(fleet.client.post(CHAT, content=LONG_BODY))
+        await wait_for_async(lambda: second.done() or len(fleet["r0"].numbers) == 2)
+        gate.set()
+        for reply in await asyncio.gather(first, second):
+            assert reply.status_code == 200, reply.text
+
+
+async def test_only_a_request_whose_body_was_kept_is_tried_again(tokenizer: Any) -> None:
+    gate = threading.Event()
+    cores = [FakeCore(gate, FILTERED, "one") for _ in range(3)]
+    async with fleet_of(tokenizer, *cores, **BODY_MEMORY) as fleet:
+        fleet["r1"].load = fleet["r2"].load = 10**6
+        kept = asyncio.create_task(fleet.client.post(CHAT, content=LONG_BODY))
+        await wait_for_async(cores[0].started.is_set)
+        fleet["r0"].load, fleet["r1"].load = 10**6, 0
+        dropped = asyncio.create_task(fleet.client.post(CHAT, content=LONG_BODY))
+        await wait_for_async(cores[1].started.is_set)
+        fleet["r1"].is_lost.set()
+        reply: httpx.Response = await dropped
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
+        fleet["r0"].is_lost.set()
+        await wait_for_async(cores[2].started.is_set)
+        gate.set()
+        assert (await kept).status_code == 200
+
+
 async def test_a_request_that_is_tried_again_counts_once(
     tokenizer: Any, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,11 +28,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gemserve.api.access.body_limit import BodyLimit
 from gemserve.api.access.head_requests import HeadRequests
+from gemserve.api.access.held_bytes import HeldBytes
 from gemserve.api.error_replies import error_body, error_response
 from gemserve.api.outer_middleware import Counts, add_outer_middleware
 from gemserve.api.replies.server_sent_events import DONE, EVENTS, data_event
 from gemserve.config import ServerConfig
 from gemserve.errors import EngineDead, GemserveError, QuotaExceeded, ReplicaUnavailable
+from gemserve.holdings import Holdings
 from gemserve.wings import wings
 from gemserve_fleet.replicas.adapter_copies import PATH as ADAPTERS_PATH
 from gemserve_fleet.replicas.adapter_copies import AdapterCopies
@@ -89,7 +91,7 @@ def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMet
     """The application. Its state has the `Ingress`. Raises `ConfigError` for wrong key files."""
     adapters = AdapterCopies(replicas, config.adapters)
     metrics.count_replicas(lambda: adapters.num_ready)
-    ingress = Ingress(replicas, adapters, metrics)
+    ingress = Ingress(replicas, adapters, metrics, Holdings(config.body_memory_bytes))
     app = Starlette()
     app.state.ingress = ingress
     app.router.default = ingress
@@ -110,14 +112,22 @@ def create_ingress(replicas: Replicas, config: ServerConfig, metrics: IngressMet
 
 
 class Ingress:
-    """Relays requests. It is used on one event loop; `drain` and `stop` may be called anywhere."""
+    """Relays requests. It is used on one event loop; `drain` and `stop` may be called anywhere.
+
+    `kept_bodies`: the memory for bodies that replicas have, and that may have to be sent again.
+    """
 
     def __init__(
-        self, replicas: Replicas, adapters: AdapterCopies, metrics: IngressMetrics
+        self,
+        replicas: Replicas,
+        adapters: AdapterCopies,
+        metrics: IngressMetrics,
+        kept_bodies: Holdings,
     ) -> None:
         self._replicas = replicas
         self.adapters = adapters
         self._metrics = metrics
+        self._kept_bodies = kept_bodies
         self._documents = DocumentCopies()
         self._expiring: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
@@ -181,7 +191,8 @@ class Ingress:
             return
         named = await self._named_documents(scope, body.content)
         request = self._request_of(scope, body, named)
-        relaying = _Relaying(scope, receive, send, request)
+        kept = HeldBytes(self._kept_bodies, request.tenant)
+        relaying = _Relaying(scope, receive, send, request, kept)
         self._running.add(relaying)
         if self._telling is None:
             loop = asyncio.get_running_loop()
@@ -193,6 +204,7 @@ class Ingress:
             await relaying.finish()
         finally:
             self._running.discard(relaying)
+            kept.release()
 
     async def _change_adapters(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._is_draining:
@@ -226,7 +238,7 @@ class Ingress:
                     self._metrics.lost.inc()
                     await relaying.break_off("The replica that was answering is lost.")
                     return
-                if is_last_try or relaying.replica is None or not _is_repeatable(request):
+                if is_last_try or relaying.replica is None or not relaying.is_repeatable:
                     self._metrics.lost.inc()
                     raise ReplicaUnavailable(
                         "The replica that was to answer is lost.", code="replica_lost"
@@ -285,6 +297,7 @@ class Ingress:
         match message:
             case Accepted():
                 relaying.replica = message.replica
+                relaying.keep_body()
             case ChoicesAdded():
                 relaying.add_choices(message.count)
             case TokensUsed():
@@ -469,10 +482,14 @@ class _Relaying:
     when a replica is lost before it has made any of the answer.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request: RelayedRequest) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, request: RelayedRequest, kept: HeldBytes
+    ) -> None:
+        """`kept`: what the body takes while it is kept: see `keep_body`."""
         self.replica: str | None = None
         self.request_id = str(scope["state"]["request_id"])
         self.status: int | None = None
+        self.is_repeatable = _is_repeatable(request)
         self.has_begun = False
         self.is_over = False  # the client has all, or has left
         self.number = request.number
@@ -486,6 +503,7 @@ class _Relaying:
         self._start: Message | None = None
         self._last: Message | None = None
         self._request_body = request.body
+        self._kept = kept
         self._body = b""
         self._choices = 0  # that this attempt has added
         self._charges: list[tuple[int, float]] = []  # its tokens, and when they were used
@@ -494,6 +512,16 @@ class _Relaying:
     def _place(self) -> Any:
         """The place in the key's quota. Only requests with a key have one."""
         return self._scope["state"]["place"]
+
+    def keep_body(self) -> None:
+        """A replica has the body. It is kept for another one, if the memory for that has room.
+
+        The memory for bodies that are being read is for others: an answer may take minutes.
+        """
+        self._scope["state"]["body"].release()
+        if not self.is_repeatable or not self._kept.grow(len(self._request_body.content)):
+            self.is_repeatable = False
+            self._request_body.drop()
 
     def add_choices(self, count: int) -> None:
         self._place.add_choices(count)
@@ -577,7 +605,7 @@ class _Relaying:
         if not self.has_begun and self._start is not None:
             self.has_begun = True
             self._request_body.drop()  # no replica gets it any more
-            self._scope["state"]["body"].release()
+            self._kept.release()
             await self._send(self._start)
 
     async def break_off(self, message: str, code: str = "replica_lost") -> None:

@@ -275,15 +275,17 @@ class Ingress:
         """Tell the replica when the client has left, and give it some time to end.
 
         What it says last is still read: which tokens its key has to pay for. A document is read to
-        its end, for which its key's place is held, and all replicas must know it then.
+        its end, for which its key's place is held, and all replicas must know it then; likewise
+        what is deleted.
         """
         await relaying.client_left()
-        if not _stores_document(request):
+        goes_on = _stores_document(request) or request.scope["method"] == "DELETE"
+        if not goes_on:
             self._end_soon(limit)
         if relaying.replica is not None:
             with suppress(ReplicaLost, ReplicaFailed, ReplicaUnavailable):
                 await self._replicas.call(relaying.replica, "leave", request.number)
-        if _stores_document(request):
+        if goes_on:
             await relaying.stopped.wait()
             self._end_soon(limit)
 

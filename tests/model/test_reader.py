@@ -258,6 +258,28 @@ def test_streams_go_on_while_the_reader_reads(paired: LLM) -> None:
     core.cancel(reading)
 
 
+def test_the_reader_reads_while_streams_of_two_keys_go_on(paired: LLM) -> None:
+    """It waited until all streams but those of one key had ended."""
+    core, streams = paired.core, list[Any]()
+    long = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+    for tenant, sentences in ((b"alice", 3), (b"bob", 60)):
+        text = paired.prompt(prompt(sentences))
+        made = paired.request(text, long, FilterOptions(method="none"), None)
+        streams.append(core.add(replace(made, tenant=tenant)))
+        is_drawn = False
+        while not is_drawn:
+            emitted = core.step()
+            is_drawn = any(job is streams[-1] and isinstance(e, TextDelta) for job, e in emitted)
+    reading, news = core.add(request(paired, "read", tenant=b"carol")), list[tuple[Any, Event]]()
+    while not news:
+        news = [each for each in core.step() if isinstance(each[1], (Filtered, Finished))]
+    ((job, event),) = news
+    assert job is reading
+    assert isinstance(event, Filtered)
+    for job in (*streams, reading):
+        core.cancel(job)
+
+
 @pytest.mark.parametrize("keeps_going", [False, True])
 def test_a_reader_that_fails(keeps_going: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(WITH_READER, filter_on_error="full" if keeps_going else "reject")

@@ -509,7 +509,7 @@ class Core:
     def _limits(self) -> StepLimits:
         """How much the next step may do, given how fast the last steps were."""
         shape, pace, config = self.model.shape, self._pace, self.config
-        crowd = self._crowd()
+        crowd = replace(self._crowd(), portion=self._portion())
         piece_cost = pace.piece_cost(crowd)
         # only attention is cut into pieces; a layer's matrix products over a chunk are one piece
         fitting = int(piece_cost / shape.layer(0, 1))
@@ -522,10 +522,10 @@ class Core:
         )
 
     def _crowd(self) -> Crowd:
-        """Who shares the time until the next decode step."""
+        """Who shares the time until the next decode step, without what tenants may have of it."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
         decoding = sum(sequence.state is State.DECODING for sequence in running)
-        return Crowd(decoding, len(running) + len(waiting) - decoding, self._portion())
+        return Crowd(decoding, len(running) + len(waiting) - decoding)
 
     def _portion(self) -> Portion | None:
         """What tenants may have of the next step. None: there is one tenant."""

@@ -33,7 +33,7 @@ class ReaderCore(Core):
     """The core of a model that reads prompts, and answers none.
 
     `choices`: what was chosen for requests that have just ended. `crowd_of_both`: who shares the
-    time in both cores.
+    time in both cores; the pace counts what both read.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -45,13 +45,25 @@ class ReaderCore(Core):
     def num_unread(self) -> int:
         return len(self._scheduler.running) + len(self._scheduler.waiting)
 
+    @property
+    def must_wait(self) -> bool:
+        """Do streams of the model that answers get their next token before this one reads on?"""
+        crowd = self._crowd()
+        return bool(crowd.decoding) and self._pace.is_decode_due(crowd)
+
     def note_decode(self, seconds: float, num_rows: int) -> None:
         """Note that a decode step of the model that answers took `seconds`."""
         self._pace.observe_decode(seconds, num_rows)
 
+    def note_slice(self, seconds: float) -> None:
+        """Note that the model that answers read a prompt for `seconds`."""
+        self._pace.observe_slice(seconds)
+
     def _crowd(self) -> Crowd:
-        # tenants' portions are of the other core's loads
-        return replace(self.crowd_of_both(), portion=None)
+        return self.crowd_of_both()
+
+    def _portion(self) -> None:
+        """There is none: the portions that are known are of the other core's loads."""
 
     def _note_choices(self, out: RunOutput) -> None:
         for number, kept in out.kept.items():
@@ -240,9 +252,7 @@ class CoreWithReader(Core):
         if super().is_idle:
             return True
         self._is_readers_turn = not self._is_readers_turn
-        crowd = self._crowd()
-        must_wait = bool(crowd.decoding) and self._pace.is_decode_due(crowd)
-        return self._is_readers_turn and not must_wait
+        return self._is_readers_turn and not self.reader.must_wait
 
     def _crowd(self) -> Crowd:
         crowd = super()._crowd()
@@ -294,6 +304,8 @@ class CoreWithReader(Core):
         super()._observe(plan, out, limits)
         if plan.decodes:
             self.reader.note_decode(out.taken_s, len(plan.decodes))
+        if plan.chunk is not None:
+            self.reader.note_slice(out.taken_s)
 
 
 def _read(event: Event) -> Event:

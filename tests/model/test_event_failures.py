@@ -10,7 +10,10 @@ import pytest
 from gemserve.contract.events import Event, Filtered, Finished
 from gemserve.contract.requests import Request
 from gemserve.engine import events
+from gemserve.llm import LLM
 from tests.model.test_progress import core_of, request
+from tests.model.test_reader import WITH_READER
+from tests.model.test_reader import request as read_first
 
 
 def fail(*_: object, **__: object) -> Any:
@@ -32,6 +35,22 @@ def test_a_report_that_fails_ends_one_request(
     assert core.kv_bytes_used == 0
     monkeypatch.undo()
     assert ends(core, asked) == ["length" if not selects_only else "stop"]
+    core.check_integrity()
+
+
+def test_a_reader_s_report_that_fails_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice was answered all the same, without a report."""
+    llm = LLM("builtin", WITH_READER)
+    core, asked = llm.core, read_first(llm, "asked")
+
+    def fail_once(*_: object, **__: object) -> Any:
+        monkeypatch.undo()
+        return fail()
+
+    monkeypatch.setattr(events, "_filtered", fail_once)
+    assert ends(core, asked) == ["error"]
+    assert core.kv_bytes_used == 0
+    assert ends(core, asked) == ["length"]
     core.check_integrity()
 
 

@@ -271,7 +271,7 @@ class CoreWithReader(Core):
             return [(read or job, event)]
         del self._readings[job]
         kept = self.reader.choices.pop(job, None)
-        if read is None or kept is None:  # it wanted no more, or has failed
+        if read is None or kept is None or event.reason == "error":  # it wanted no more, or failed
             return [(read or job, event)]
         reports: list[tuple[Any, Event]] = []
         try:

@@ -51,9 +51,9 @@ class ReaderCore(Core):
         crowd = self._crowd()
         return bool(crowd.decoding) and self._pace.is_decode_due(crowd)
 
-    def note_decode(self, seconds: float, num_rows: int) -> None:
+    def note_decode(self, seconds: float) -> None:
         """Note that a decode step of the model that answers took `seconds`."""
-        self._pace.observe_decode(seconds, num_rows)
+        self._pace.observe_decode(seconds)
 
     def note_slice(self, seconds: float) -> None:
         """Note that the model that answers read a prompt for `seconds`."""
@@ -303,7 +303,7 @@ class CoreWithReader(Core):
     def _observe(self, plan: StepPlan, out: RunOutput, limits: StepLimits) -> None:
         super()._observe(plan, out, limits)
         if plan.decodes:
-            self.reader.note_decode(out.taken_s, len(plan.decodes))
+            self.reader.note_decode(out.taken_s)
         if plan.chunk is not None:
             self.reader.note_slice(out.taken_s)
 

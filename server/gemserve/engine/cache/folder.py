@@ -30,7 +30,6 @@ class CacheFolder:
         """Raises `ConfigError` if the folder cannot be used, or another server uses it."""
         self.path, self._limit = path, limit
         self.num_bytes = 0
-        self.num_changes = 0
         self._files: dict[Path, FileInfo] = {}  # least recently used first
         self._by_link: dict[bytes, set[Path]] = {}  # the files that begin so
         self._by_last_link: dict[bytes, FileInfo] = {}
@@ -100,7 +99,6 @@ class CacheFolder:
         for link in info.chain:
             self._by_link.setdefault(link, set()).add(info.path)
         self.num_bytes += info.num_bytes
-        self.num_changes += 1
 
     def touch(self, info: FileInfo) -> None:
         """Note that a file was used."""
@@ -138,7 +136,6 @@ class CacheFolder:
         if self._by_last_link.get(info.chain[-1]) is info:
             del self._by_last_link[info.chain[-1]]
         self.num_bytes -= info.num_bytes
-        self.num_changes += 1
 
     def _read_headers(self) -> None:
         """Take up the files that an earlier process has left. Its unfinished ones are removed.

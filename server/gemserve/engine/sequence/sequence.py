@@ -68,7 +68,7 @@ class LiveSequence:
     is_beside: bool = False  # it was admitted though enough were being read
     is_beyond_part: bool = False  # likewise, though its tenant has its part of the memory
     blocks_since: int | None = None  # so many had been admitted when the others began to leave room
-    decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.Turns`
+    decoded_at: int = -1  # when it was last chosen for a step: see `time_shares.TimeTurns`
     found: tuple[int, CachedDocument | None, int] | None = None  # see `find_cached`
     segment_pass: SegmentPass | None = field(init=False)
     text_index: TextIndex | None = None  # of what it may propose; None: nothing

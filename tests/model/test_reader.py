@@ -280,6 +280,40 @@ def test_the_reader_reads_while_streams_of_two_keys_go_on(paired: LLM) -> None:
         core.cancel(job)
 
 
+def test_both_models_read_while_a_stream_goes_on(paired: LLM) -> None:
+    """Decode steps took the turns of one of them, whose prompts waited for the stream's end."""
+    core, jobs = paired.core, list[Any]()
+    long = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+    for text, options in (
+        (prompt(3), FilterOptions(method="none")),
+        (prompt(150, 20), FilterOptions(method="none")),
+        (prompt(150, 40), READER),
+    ):
+        jobs.append(core.add(paired.request(paired.prompt(text), long, options, None)))
+        while len(jobs) == 1 and not jobs[0].sequence.generated:
+            core.step()
+    stream, whole, reading = jobs
+    read = 0  # by the reader, which begins anew when it has chosen
+    while reading.answer is None and not whole.sequence.generated:
+        read = max(read, reading.reading.sequence.done + reading.reading.sequence.open_tokens)
+        core.step()
+        assert len(stream.sequence.generated) < 2000
+    assert whole.sequence.done + whole.sequence.open_tokens > 200
+    assert read > 200
+    for job in jobs:
+        core.cancel(job)
+
+
+def test_a_selection_that_needs_no_reading_does_not_wait_for_the_reader(paired: LLM) -> None:
+    core, one = paired.core, SamplingParams(max_tokens=1, temperature=0.0)
+    reading: Any = core.add(paired.request(paired.prompt(prompt(150, 60)), one, READER, None))
+    short = paired.request(paired.prompt(prompt(5)), one, FilterOptions(), None)
+    selection = core.add(replace(short, selects_only=True))
+    while not any(job is selection and isinstance(e, Finished) for job, e in core.step()):
+        assert reading.answer is None
+    core.cancel(reading)
+
+
 @pytest.mark.parametrize("keeps_going", [False, True])
 def test_a_reader_that_fails(keeps_going: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(WITH_READER, filter_on_error="full" if keeps_going else "reject")

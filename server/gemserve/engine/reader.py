@@ -251,8 +251,13 @@ class CoreWithReader(Core):
             return False
         if super().is_idle:
             return True
+        if self.reader.must_wait:
+            return False
+        own = super()._crowd()
+        if own.decoding and not own.unread:
+            return True  # until a stream must get its next token
         self._is_readers_turn = not self._is_readers_turn
-        return self._is_readers_turn and not self.reader.must_wait
+        return self._is_readers_turn
 
     def _crowd(self) -> Crowd:
         crowd = super()._crowd()

@@ -7,6 +7,7 @@ token's keys depend on into the token's first unit and its last one.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -172,7 +173,6 @@ def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> S
     memory.move_and_copy(plan)
     kept: dict[int, Kept] = {}
     tokens = {row.sequence: [1] for row in plan.decodes}
-    failed: set[int] = set()
     chunk = plan.chunk
     for row in plan.decodes:
         if (decoding := by.sequences[row.sequence]).is_whole:
@@ -182,8 +182,8 @@ def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> S
         if chunk.is_filter:
             memory.read(s, chunk.start, chunk.count)
             if rng.random() < 0.03:
-                failed.add(number)
-                kept[number] = kept_of(s, range(min(s.num_prompt, s.plan.budget.limit)))
+                some = kept_of(s, range(min(s.num_prompt, s.plan.budget.limit)))
+                kept[number] = replace(some, has_failed=True)
             elif chunk.is_last:
                 count = rng.choice((s.plan.budget.high, s.plan.budget.limit))
                 kept[number] = kept_of(s, range(min(count, s.num_prompt)))
@@ -199,7 +199,7 @@ def perform(by: Scheduler, plan: StepPlan, memory: FakeMemory, rng: Random) -> S
         for number in tokens
         if len((s := by.sequences[number]).generated) + 1 == s.request.sampling.max_tokens
     )
-    return StepOutput(tokens=tokens, kept=kept, finished=finished, failed_filters=frozenset(failed))
+    return StepOutput(tokens=tokens, kept=kept, finished=finished)
 
 
 def finish(s: Scheduler, memory: FakeMemory) -> list[StepPlan]:

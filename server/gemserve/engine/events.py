@@ -201,7 +201,6 @@ def step_output(out: RunOutput, emitted: Emitted) -> StepOutput:
         taken_s=out.taken_s,
         tokens={number: [each.token for each in drawn] for number, drawn in out.drawn.items()},
         kept=out.kept,
-        failed_filters=frozenset(n for n, kept in out.kept.items() if kept.has_failed),
         finished=frozenset(ended - set(out.failures)),
         failures=frozenset(out.failures),
     )

@@ -199,7 +199,8 @@ class DocumentCache:
     @property
     def oldest_s(self) -> float | None:
         """When the document that was used longest ago was used; None: it is empty."""
-        return min((document.used_s for document in self._documents), default=None)
+        first = (next(iter(in_order)).used_s for in_order in self._by_use.values())
+        return min(first, default=None)
 
     @property
     def is_on(self) -> bool:

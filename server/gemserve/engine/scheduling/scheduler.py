@@ -109,7 +109,7 @@ class Scheduler:
         """Admit what fits, then plan one step.
 
         Decoding sequences advance if that is due or there is nothing to read: all of them, or, if
-        several tenants share the engine, those whose turn it is (`time_shares.Turns`). Otherwise a
+        several tenants share the engine, those whose turn it is (`TimeTurns`). Otherwise a
         chunk of at most `chunk_tokens` of an unfinished prompt advances.
         """
         assert chunk_tokens > 0
@@ -298,13 +298,14 @@ class Scheduler:
         number, sequence = chunk.sequence, self.sequences[chunk.sequence]
         sequence.done += chunk.count
         sequence.open_tokens = 0
-        if chunk.segments and number not in output.failed_filters:
+        kept = output.kept.get(number)
+        has_failed = kept is not None and kept.has_failed
+        if chunk.segments and not has_failed:
             leave_segments(self.cache, self.pool, sequence, chunk.segments)
-        if chunk.arrived and number not in output.failed_filters:
+        if chunk.arrived and not has_failed:
             end_arrived(sequence)
-        if number in output.kept:  # a failed filter ends this even before its last chunk
-            is_complete = chunk.is_last and number not in output.failed_filters
-            self._keep(sequence, output.kept[number], is_complete)
+        if kept is not None:  # a failed filter ends this even before its last chunk
+            self._keep(sequence, kept, chunk.is_last and not has_failed)
         elif chunk.is_last and not sequence.request.ends_when_read:
             sequence.generated += output.tokens[number]
             sequence.state = State.DECODING

@@ -185,14 +185,12 @@ class StepOutput:
     `is_chunk_done`: the plan's chunk has passed all its layers and need not be planned again.
     `taken_s`: seconds of the step; 1 if nobody measures, so that steps count alike.
     `tokens`: one or more of each decoding sequence and of a prefill that ended. `kept`: what a
-    filter pass chose, or all where it failed (`failed_filters`). `finished`:
-    sequences that ended with this step.
+    filter pass chose, or all where it failed. `finished`: sequences that ended with this step.
     """
 
     is_chunk_done: bool = True
     taken_s: float = 1.0
     tokens: Mapping[int, Sequence[int]] = field(default_factory=dict)
     kept: Mapping[int, Kept] = field(default_factory=dict)
-    failed_filters: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()
     failures: frozenset[int] = frozenset()

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.anyio
 LATE = Finished(
     reason="error", completion_tokens=0, error="too late", is_unread=True, late="not_begun"
 )
-MESSAGES = "/v1/messages"
 ENDS = ("stop", "length", "abort", "error")
 TIMEOUT = "X-Request-Timeout"
 
@@ -72,19 +71,13 @@ async def test_a_fault_is_not_told_as_load(api: Api, core: FakeCore) -> None:
     assert "boom" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_stream_that_never_began_has_the_status(
     api: Api, core: FakeCore, path: str
 ) -> None:
     """Libraries ask again after a 503, and not after an error in a stream."""
     core.script = (LATE,)
-    said = [{"role": "user", "content": "Hi"}]
-    body = {
-        COMPLETIONS: {"prompt": "Hi"},
-        "/v1/responses": {"input": "Hi"},
-        MESSAGES: {"messages": said, "max_tokens": 5},
-    }.get(path, {"messages": said})
-    reply = await api.client.post(path, json={"model": "fake", "stream": True, **body})
+    reply = await api.post(path, stream=True)
     assert reply.status_code == 503, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert int(reply.headers["retry-after"]) >= 1
@@ -105,17 +98,6 @@ async def test_a_stream_whose_head_is_sent_gets_one_error(api: Api, core: FakeCo
     (*idle, error) = data_of(await api.post(CHAT, stream=True), has_idle=True)
     assert error["error"]["code"] == "queue_full"
     assert len(idle) == 1
-
-
-async def test_anthropic_s_clients_see_an_overload(api: Api, core: FakeCore) -> None:
-    body = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
-    core.script = (LATE,)
-    reply = await api.client.post(MESSAGES, json=body)
-    assert reply.json()["error"]["type"] == "overloaded_error"
-    assert int(reply.headers["retry-after"]) >= 1
-    core.script = (1.2, LATE)
-    reply = await api.client.post(MESSAGES, json={**body, "stream": True})
-    assert '"overloaded_error"' in reply.text
 
 
 async def test_the_shortest_limit_counts(tokenizer: Any) -> None:

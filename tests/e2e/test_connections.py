@@ -164,6 +164,38 @@ def test_a_whole_reply_that_nobody_reads_is_dropped(tokenizer: Any) -> None:
         wait_for(lambda: not server.server_state.connections, 20)
 
 
+def ask_for_metrics(connection: socket.socket, server: HttpServer) -> None:
+    """Send a request whose reply has tens of kilobytes, and wait until it is written."""
+    answered = server.server_state.total_requests
+    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    wait_for(lambda: server.server_state.total_requests > answered)
+
+
+def unsent(server: HttpServer) -> int:
+    """Bytes of its only connection that the system has not taken."""
+    each: Any
+    (each,) = server.server_state.connections
+    return int(each.transport.get_write_buffer_size())
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_connection_that_is_to_close_does_not_wait_for_its_reader(
+    tokenizer: Any, says_so: bool
+) -> None:
+    """Less than makes the transport pause was left, and it stayed open for ever."""
+    with served(FakeCore(), tokenizer, read_timeout_s=0.5) as (port, server), connect(port) as held:
+        ask_for_metrics(held, server)
+        for _ in range(2):  # the system may take more after a moment
+            while not unsent(server):
+                ask_for_metrics(held, server)
+            time.sleep(0.1)
+        if says_so:
+            held.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        else:
+            held.shutdown(socket.SHUT_WR)
+        wait_for(lambda: not server.server_state.connections, 10)
+
+
 def test_a_slow_reader_who_goes_on_gets_everything(tokenizer: Any) -> None:
     core = FakeCore(FILTERED, *["x" * 50_000] * 40)
     with served(core, tokenizer, read_timeout_s=2) as (port, _), connect(port) as slow:

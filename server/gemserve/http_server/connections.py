@@ -134,8 +134,14 @@ class _LimitedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
 
+    def eof_received(self) -> None:
+        super().eof_received()
+        self._expect_reading()  # the transport closes now, once everything is read
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect_reading()
         self._note_idle()
         self._set_deadline()
 

@@ -141,13 +141,14 @@ class Library:
             raise LibraryError(f"library {folder.name}: {problem}")
         with ExitStack() as opened:  # whoever is refused must not go on holding SQLite's locks
             with self._told():
+                # first: it may be removed, and made anew, while it is opened
+                self._inode = (folder / DATABASE).stat().st_ino
                 self._connection = sqlite3.connect(
                     folder / DATABASE, timeout=_BUSY_S, check_same_thread=False
                 )
             opened.callback(self.close)
             self.identity = self._check(identity)
             opened.pop_all()
-        self._inode = (folder / DATABASE).stat().st_ino
         self.damaged: tuple[str, ...] = ()
         self._index: tuple[tuple[int, int], Index] | None = None
         self._checked: set[tuple[int, int]] = set()  # (generation, first record)

@@ -351,6 +351,27 @@ def test_a_library_that_was_made_anew_is_not_written_by_the_old_one(
     assert [file.path for file in again.files()] == ["y"]
 
 
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_library_that_is_removed_while_it_is_opened_is_known_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
+) -> None:
+    """It was an error of the server, or passed for the one that was made in its place."""
+    for name in ("a", "b"):
+        open_library(tmp_path / name).close()
+    check = Library._check
+
+    def check_slowly(library: Library, identity: Any) -> Any:
+        found = check(library, identity)
+        (tmp_path / "a").rename(tmp_path / "removed")
+        if is_made_anew:
+            (tmp_path / "b").rename(tmp_path / "a")
+        return found
+
+    monkeypatch.setattr(Library, "_check", check_slowly)
+    with closing(open_library(tmp_path / "a")) as library:
+        assert not library.is_there
+
+
 def test_what_is_removed_is_gone_from_the_folder(tmp_path: Path, tokenizer: Any) -> None:
     """From tables, words, their log and the keys: a folder may be handed on."""
     text = f"{paragraphs(40)}\n\nThe {SECRET} is seven.\n\n{paragraphs(10, 'lake')}"

@@ -27,6 +27,7 @@ from gemserve_library.api.shelf import Shelf
 from gemserve_library.api.uploads import Turn, Upload, Uploads
 from gemserve_library.asking import find_excerpts
 from gemserve_library.library import Library
+from tests.fakes import wait_for_async
 from tests.library.served import ask_of_ferry, build_core, make_library, serve_libraries
 from tests.library.test_formats import xlsx_of
 from tests.library.worlds import IDENTITY, FakeReader, FakeRequests, paragraphs
@@ -185,6 +186,35 @@ async def test_files_that_wait_count_for_the_disk(core: Core, tmp_path: Path) ->
         assert refused["code"] == "library_disk_full"
         while (await client.get("/v1/libraries/a")).json()["reading"]:
             await asyncio.sleep(0.1)
+
+
+async def test_files_that_come_together_are_unpacked_within_the_limit_of_their_key(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was on the disk before any was counted: 500 of 64 KB, packed, took 32 GB of it."""
+    monkeypatch.setattr("gemserve_library.api.uploads._MOST_OF_KEY", 2)
+    held: list[int] = []
+    may_go_on, hold = threading.Event(), Shelf.hold
+
+    def hold_slowly(*given: Any) -> Any:
+        held.append(1)
+        may_go_on.wait(60)
+        return hold(*given)
+
+    monkeypatch.setattr(Shelf, "hold", hold_slowly)
+    await make_library(client, "a")
+    adding = [
+        asyncio.create_task(add(client, "a", f"{i}.md", f"Word {i}.", wait=True)) for i in range(5)
+    ]
+    try:
+        await wait_for_async(lambda: len(held) + sum(each.done() for each in adding) == 5, 20)
+        assert len(held) == 2
+    finally:
+        may_go_on.set()
+        replies = await asyncio.gather(*adding)
+    refused = [reply.json()["error"]["code"] for reply in replies if reply.status_code == 400]
+    assert refused == ["too_many_uploads"] * 3
+    assert (await add(client, "a", "late.md", "Late.", wait=True)).json()["status"] == "ready"
 
 
 async def test_a_file_that_needs_more_than_its_size_tells_ends_at_the_limit(

@@ -99,18 +99,18 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
             reading.check_room(tenant)
             raw = await read_body(http)
             content_type = http.headers.get("content-type", "")
-            await to_thread.run_sync(kept.check_names, tenant, [library], "library")
-            path, given = await to_thread.run_sync(_parse, raw, content_type)
-            num_bytes, content = await to_thread.run_sync(kept.hold, path, given)
-            del raw, given
-            http.scope["state"]["body"].release()
-            try:
-                pending = num_bytes + reading.num_bytes(tenant)
-                await to_thread.run_sync(kept.check_room, tenant, pending)
-                reading.check_room(tenant)
-            except BaseException:
-                content.close()
-                raise
+            with reading.one_more(tenant):  # it is unpacked onto the disk before it is listed
+                await to_thread.run_sync(kept.check_names, tenant, [library], "library")
+                path, given = await to_thread.run_sync(_parse, raw, content_type)
+                num_bytes, content = await to_thread.run_sync(kept.hold, path, given)
+                del raw, given
+                http.scope["state"]["body"].release()
+                try:
+                    pending = num_bytes + reading.num_bytes(tenant)
+                    await to_thread.run_sync(kept.check_room, tenant, pending)
+                except BaseException:
+                    content.close()
+                    raise
         place = http.scope["state"].get("place")
         taken = None if place is None else place.hand_over()  # it is read after the reply
         upload = reading.begin(

@@ -7,8 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, Literal
@@ -21,6 +21,7 @@ from gemserve.contract.requests import Request
 from gemserve.engine.stream import Stream
 from gemserve.engine.worker import Engine
 from gemserve.errors import GemserveError, LibraryBusy, LibraryError, QueueFull, RequestError
+from gemserve.holdings import Holdings
 from gemserve_library.adding import FileSource, add_files
 from gemserve_library.api.shelf import LibraryDiskFull, Shelf
 
@@ -114,6 +115,7 @@ class Uploads:
     def __init__(self, shelf: Shelf, engine: Engine) -> None:
         self._shelf, self._engine = shelf, engine
         self._of: dict[tuple[bytes, str], list[Upload]] = {}
+        self._coming = Holdings()  # files that are not listed yet
         self._turns: WeakValueDictionary[tuple[bytes, str], Turn] = WeakValueDictionary()
         self._of_keys: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,14 +140,21 @@ class Uploads:
 
     def check_room(self, tenant: bytes) -> None:
         """Raise `RequestError` if this key must wait for its other uploads."""
-        reading = self._unread(tenant)
-        if len(reading) >= _MOST_OF_KEY:
+        count = len(self._unread(tenant)) + self._coming.of(tenant)
+        if count >= _MOST_OF_KEY:
             raise RequestError(
-                f"file: {len(reading)} files of this key are being read, the limit is "
+                f"file: {count} files of this key are being read, the limit is "
                 f"{_MOST_OF_KEY}; wait until one is ready",
                 param="file",
                 code="too_many_uploads",
             )
+
+    @contextmanager
+    def one_more(self, tenant: bytes) -> Iterator[None]:
+        """A file of this key is on its way here. Raises as `check_room` does."""
+        self.check_room(tenant)
+        with self._coming.one_more(tenant):
+            yield
 
     def begin(
         self,

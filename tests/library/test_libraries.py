@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import httpx
 import pytest
 
 from gemserve.engine.core import Core
-from gemserve_library.library import Library
+from gemserve_library.api.reply_types import file_object
+from gemserve_library.library import Library, StoredFile
 from tests.fakes import Api
 from tests.library.served import build_core, serve_libraries
 from tests.library.worlds import paragraphs
@@ -82,6 +84,26 @@ async def test_a_library_from_its_making_to_its_end(client: httpx.AsyncClient) -
     await send(client, "DELETE", "libraries/notes")
     assert (await send(client, "GET", "libraries"))["data"] == []
     assert (await ask(client, 404))["error"]["code"] == "library_not_found"
+
+
+async def test_a_long_list_of_files_is_written_beside_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository has tens of thousands of them, and all other requests waited."""
+    of_file: dict[str, Any] = {"kind": "text", "digest": "", "num_bytes": 1, "modified_ns": -1}
+    files = [StoredFile(path=f"{number}.md", **of_file) for number in range(1000)]
+    threads: set[int] = set()
+
+    def noted(library: str, file: StoredFile) -> Any:
+        threads.add(threading.get_ident())
+        return file_object(library, file)
+
+    monkeypatch.setattr("gemserve_library.api.routes._list_files", lambda *_: files)
+    monkeypatch.setattr("gemserve_library.api.routes.file_object", noted)
+    data = (await send(client, "GET", "libraries/notes/files"))["data"]
+    assert [file["id"] for file in data] == [file.path for file in files]
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_deleted_file_is_gone_from_the_cache(client: httpx.AsyncClient, core: Core) -> None:

@@ -6,9 +6,11 @@ from contextlib import suppress
 
 from anyio import to_thread
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from gemserve.api.access.keys import tenant_of
 from gemserve.api.error_replies import Error
+from gemserve.api.replies.large_replies import json_reply
 from gemserve.api.requests.document_form import read_switch
 from gemserve.api.requests.form_body import is_form
 from gemserve.api.requests.json_body import parse_body
@@ -131,13 +133,18 @@ def library_routes(submitter: Submitter, shelf: Shelf | None, uploads: Uploads |
         return file_object(library, file)
 
     @routes.add("GET", _FILES, LIST_FILES)
-    async def get_files(http: HttpRequest, library: str) -> reply_types.LibraryFiles:
+    async def get_files(http: HttpRequest, library: str) -> Response:
         kept, reading = shelves()
         tenant = tenant_of(http)
         files = await to_thread.run_sync(_list_files, kept, tenant, library)
-        data = [file_object(library, file) for file in files]
-        data += [upload_object(library, upload) for upload in reading.list(tenant, library)]
-        return {"object": "list", "data": data}
+        unread = reading.list(tenant, library)
+
+        def content() -> reply_types.LibraryFiles:
+            data = [file_object(library, file) for file in files]
+            data += [upload_object(library, upload) for upload in unread]
+            return {"object": "list", "data": data}
+
+        return await json_reply(content, {}, len(files) // 4)
 
     @routes.add("GET", _FILE, DESCRIBE_FILE)
     async def get_file(http: HttpRequest, library: str, path: str) -> reply_types.LibraryFile:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gemserve.api.replies.answer_parts import Part
 from gemserve.api.replies.logprobs import chat_logprobs
 from gemserve.contract.events import Finished, TextDelta, TokenLogprob
+from gemserve_dialects.openai_responses.response_object import ResponseInProgress
 from tests.fakes import CHAT, FILTERED, Api
 from tests.openai_responses_requests import (
     CALLS,
@@ -249,6 +251,23 @@ async def test_truncation_auto_does_not_truncate(api: Api) -> None:
     reply = await post(api, input="x " * 3000, truncation="auto")
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_stream_whose_end_cannot_be_built_ends_with_an_error(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error had what could not be built in it, and the stream broke off."""
+
+    def fail_when_whole(_: ResponseInProgress, part: Part) -> list[Any]:
+        if part.text:
+            raise RuntimeError("a bug")
+        return []
+
+    monkeypatch.setattr(ResponseInProgress, "annotations_of", fail_when_whole)
+    last = (await streamed(api))[-1]
+    assert last["type"] == "response.failed"
+    assert "could not be built" in last["response"]["error"]["message"]
+    assert last["response"]["output"] == []
 
 
 async def test_log_probabilities_if_they_are_included(api: Api) -> None:

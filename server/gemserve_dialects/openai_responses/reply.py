@@ -12,7 +12,7 @@ from fastapi import Response as HttpResponse
 from gemserve.api.replies.answer_parts import AnswerChange, Part
 from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.event_reader import EventReader
-from gemserve.api.replies.failures import ABORTED, NOT_BUILT, failure_response, is_failure
+from gemserve.api.replies.failures import ABORTED, failure_response, is_failure
 from gemserve.api.replies.large_replies import build, json_reply
 from gemserve.api.replies.logprobs import TokenTexts
 from gemserve.api.replies.progress import ProgressReader, said_in_pause
@@ -28,7 +28,7 @@ from gemserve.contract.requests import Request
 from gemserve.contract.sampling import SamplingParams
 from gemserve.errors import ContextExceeded
 from gemserve_dialects.openai_responses.body import OpenAIResponsesBody
-from gemserve_dialects.openai_responses.reply_types import AnyEvent, CallPlace, Place
+from gemserve_dialects.openai_responses.reply_types import AnyEvent, CallPlace, Place, Response
 from gemserve_dialects.openai_responses.response_object import ResponseInProgress
 from gemserve_dialects.openai_responses.tools import CustomTool, FunctionTool
 
@@ -48,7 +48,7 @@ async def openai_responses_reply(
             reader,
             _events(reader, answer, numbers, progress),
             answer.headers,
-            lambda: named_event(_failed(answer, NOT_BUILT, numbers)),
+            lambda: named_event(_failure(answer.unbuilt_response(), numbers)),
         )
     await reader.read_to_end(answer.add)
     finished = answer.finished or ABORTED
@@ -113,7 +113,7 @@ def _written(
 ) -> Iterator[AnyEvent]:
     """What an event of the engine means to the client."""
     if isinstance(event, Finished) and is_failure(event):
-        yield _failed(answer, event, numbers)
+        yield _failure(answer.failed_response(event), numbers)
         return
     if isinstance(event, Filtered):
         yield {
@@ -172,11 +172,11 @@ def overflow_reply(
     return event_stream(events())
 
 
-def _failed(answer: ResponseInProgress, finished: Finished, numbers: Iterator[int]) -> AnyEvent:
+def _failure(response: Response, numbers: Iterator[int]) -> AnyEvent:
     return {
         "type": "response.failed",
         "sequence_number": next(numbers),
-        "response": answer.failed_response(finished),
+        "response": response,
     }
 
 

@@ -9,7 +9,7 @@ from gemserve.api.access.request_id import new_id
 from gemserve.api.replies.answer_parts import AnswerChange, AnswerParts, Part
 from gemserve.api.replies.answer_reader import AnswerRules
 from gemserve.api.replies.citations import FileCitation, file_citations
-from gemserve.api.replies.failures import failure_body
+from gemserve.api.replies.failures import NOT_BUILT, failure_body
 from gemserve.api.replies.logprobs import TokenTexts, chat_logprobs
 from gemserve.api.replies.reply_types import ScoredToken
 from gemserve.api.replies.token_counts import (
@@ -179,6 +179,14 @@ class ResponseInProgress:
     def failed_response(self, finished: Finished) -> Response:
         message = failure_body(finished)["error"]["message"]
         return self.response_with({"code": "server_error", "message": message})
+
+    def unbuilt_response(self) -> Response:
+        """What ends a stream of which an event could not be built.
+
+        It says nothing of what came, because that may be what nobody can write.
+        """
+        self.report = self.finished = None
+        return self.failed_response(NOT_BUILT)
 
     def response_with(self, error: ResponseError) -> Response:
         return {**self.response, "status": "failed", "output": [], "error": error}

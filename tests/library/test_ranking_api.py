@@ -5,15 +5,19 @@ The core scores a document by the share of its tokens that the query has, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from gemserve.api.app import create_app
+from gemserve.api.replies.event_reader import AtEnd
 from gemserve.contract.events import Finished
 from gemserve.prompting.encoding import encode
-from tests.fakes import MODEL, Api, FakeCore, api_over
+from tests.fakes import MODEL, Api, FakeCore, api_over, serving_over
 
 pytestmark = pytest.mark.anyio
 RERANK, SCORE = "/v1/rerank", "/v1/score"
@@ -84,6 +88,28 @@ async def test_usage_counts_what_was_read(api: Api) -> None:
     }
     assert body["meta"]["billed_units"] == {"search_units": 1}
     assert body["meta"]["tokens"] == {"input_tokens": total}
+
+
+async def test_a_trace_names_the_model_that_a_request_leaves_out(tokenizer: Any) -> None:
+    """Its span was called "rerank None"."""
+    named: list[str] = []
+
+    def begin(_: Any, requests: Sequence[Any], n: int, **fields: Any) -> list[AtEnd]:
+        named.append(fields["model"])
+        return [AtEnd(lambda: None) for _ in requests]
+
+    traces: Any = SimpleNamespace(begin=begin)
+    serving = serving_over(FakeCore(), tokenizer)
+    transport = httpx.ASGITransport(create_app(serving, traces))
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=20
+        ) as client:
+            reply = await client.post(RERANK, json={"query": QUERY, "documents": DOCUMENTS})
+            assert reply.status_code == 200, reply.text
+    finally:
+        serving.engine.stop()
+    assert named == [MODEL]
 
 
 async def test_a_search_unit_is_a_hundred_documents(api: Api) -> None:

@@ -310,7 +310,11 @@ class Submitter:
         if self.traces is not None:
             sent = [stream.request for stream in streams]
             traced = self.traces.begin(
-                http.scope, sent, n, model=built.body.model, arrived_s=arrived_s
+                http.scope,
+                sent,
+                n,
+                model=built.body.model or self.models.model,  # rerankings may leave it out
+                arrived_s=arrived_s,
             )
             for some, observer in zip(observers, traced, strict=True):
                 some.append(observer)

@@ -249,12 +249,15 @@ def test_points_repeat_lengths_and_not_texts():
 
 
 def test_events_cut_anywhere():
-    stream = 'data: {"a": "é"}\r\n\r\n: ping\n\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]'.encode()
+    stream = (
+        'data: 0\r\n\ndata: {"a": "é"}\r\n\r\n: ping\n\nevent: x\ndata:1\ndata: 2\n\n'
+        "data: [DONE]"
+    ).encode()
     for cut in range(len(stream)):
         decoder = EventDecoder()
         pieces = (stream[:cut], stream[cut : cut + 1], stream[cut + 1 :])
         seen = [data for piece in pieces for data in decoder.feed(piece)]
-        assert [*seen, *decoder.close()] == ['{"a": "é"}', "1\n2", "[DONE]"], cut
+        assert [*seen, *decoder.close()] == ["0", '{"a": "é"}', "1\n2", "[DONE]"], cut
 
 
 def test_prompts_have_the_length_asked_for():

@@ -88,6 +88,7 @@ class EventDecoder:
     def feed(self, chunk: bytes) -> Iterator[str]:
         if self._ended_on_return and chunk.startswith(b"\n"):
             chunk = chunk[1:]  # the second half of a line end that was split between two pieces
+            self._ended_on_return = False
         if not chunk:
             return
         self._ended_on_return = chunk.endswith(b"\r")

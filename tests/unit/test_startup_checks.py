@@ -7,8 +7,11 @@ import fcntl
 import json
 import socket
 import struct
+import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -286,6 +289,27 @@ def test_a_silent_client_does_not_keep_others_from_the_probe() -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30)
         refused.value.close()
+
+
+def test_a_client_that_sends_byte_by_byte_does_not_keep_the_server_from_its_port() -> None:
+    """Each byte had a second, so that the start waited for as long as they came."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def send() -> None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as slow:
+            for _ in range(100):
+                slow.sendall(b"G")
+                time.sleep(0.1)
+
+    sending = threading.Thread(target=send)
+    with LoadingProbe("127.0.0.1", port):
+        sending.start()
+        time.sleep(0.5)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 5
+    sending.join()
 
 
 def test_calibrating_later_is_for_one_engine() -> None:

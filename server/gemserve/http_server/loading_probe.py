@@ -7,6 +7,7 @@ import socket
 import socketserver
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Literal
 
@@ -70,6 +71,20 @@ class _Server(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = _READ_TIMEOUT_S
     server: _Server
+
+    def handle(self) -> None:
+        """Answer one request, or end the connection: a byte now and then keeps no other waiting."""
+        ending = threading.Timer(_READ_TIMEOUT_S, self._end)
+        ending.daemon = True
+        ending.start()
+        try:
+            super().handle()
+        finally:
+            ending.cancel()
+
+    def _end(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         phase = self.server.probe.phase

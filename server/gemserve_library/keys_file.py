@@ -7,6 +7,7 @@ head, in 8 bits each, and one scale for each head. Where segments were removed t
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -53,15 +54,20 @@ class KeysFile:
 
         Raises `OSError`, for example if the disk is full. What is behind `start` is then undefined.
         """
-        assert records.dtype == self.dtype
-        self._write(start, [np.ascontiguousarray(records).view(np.uint8).data])
+        self.write_all([(start, records)])
 
-    def erase(self, ranges: list[tuple[int, int]]) -> None:
+    def write_all(self, parts: Iterable[tuple[int, Records]]) -> None:
+        """Likewise for records from each of several numbers on, with one wait for the disk."""
+        self._write((start, self._bytes_of(each)) for start, each in parts)
+
+    def erase(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Overwrite these half-open ranges of records with zeros."""
-        for start, stop in ranges:
-            for at in range(start, stop, _AT_ONCE):
-                count = min(_AT_ONCE, stop - at)
-                self._write(at, [bytes(count * self.dtype.itemsize)])
+        if ranges:
+            self._write(
+                (at, bytes(min(_AT_ONCE, stop - at) * self.dtype.itemsize))
+                for start, stop in ranges
+                for at in range(start, stop, _AT_ONCE)
+            )
 
     def read(self, count: int) -> Records:
         """The first `count` records, mapped into memory. Raises `OSError` or `ValueError`."""
@@ -72,12 +78,15 @@ class KeysFile:
             raise ValueError(f"{self.path.name}: {count} records are more than {size} bytes")
         return np.memmap(self.path, self.dtype, mode="r", shape=(count,))
 
-    def _write(self, start: int, parts: list[bytes | memoryview]) -> None:
+    def _bytes_of(self, records: Records) -> memoryview:
+        assert records.dtype == self.dtype
+        return np.ascontiguousarray(records).view(np.uint8).data
+
+    def _write(self, parts: Iterable[tuple[int, bytes | memoryview]]) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            at = start * self.dtype.itemsize
-            for part in parts:
-                left = memoryview(part)
+            for start, part in parts:
+                at, left = start * self.dtype.itemsize, memoryview(part)
                 while left:
                     written = os.pwrite(descriptor, left, at)
                     left, at = left[written:], at + written

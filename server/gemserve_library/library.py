@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -499,21 +500,23 @@ class Library:
         ).fetchall()
         old, new = self._keys(generation), self._keys(generation + 1)
         records = old.read(max((start + count for _, start, count in rows), default=0))
-        at = 0
-        moved = []
+        *places, end = accumulate((count for *_, count in rows), initial=0)
         try:
-            for name, start, count in rows:
-                new.write(at, np.array(records[start : start + count]))
-                moved.append((at, name))
-                at += count
+            new.write_all(
+                (place, np.array(records[start : start + count]))
+                for place, (_, start, count) in zip(places, rows, strict=True)
+            )
         except OSError as error:  # the gaps stay until there is room
             log.warning("library %s: its keys cannot be moved together: %s", self.name, error)
             new.path.unlink(missing_ok=True)
             return
         with self._connection:
-            self._connection.executemany("UPDATE keys SET start = ? WHERE name = ?", moved)
+            self._connection.executemany(
+                "UPDATE keys SET start = ? WHERE name = ?",
+                [(place, name) for place, (name, *_) in zip(places, rows, strict=True)],
+            )
             self._set("generation", generation + 1)
-            self._set("num_records", at)
+            self._set("num_records", end)
 
     def _remove_old_keys(self) -> None:
         generation, _ = self._end_of_keys()

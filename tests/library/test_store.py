@@ -448,6 +448,30 @@ def test_gaps_are_closed_when_they_are_large(
     assert not reader.damaged
 
 
+def test_the_disk_is_waited_for_once_for_all_that_is_erased_or_moved(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was for each window: thousands of times for a long file, with the library locked."""
+    library = open_library(tmp_path / "a")
+    sources = [text_source(word, paragraphs(60, word)) for word in ("lake", "sea")]
+    add(library, tokenizer, sources)
+    assert min(file.num_windows for file in library.files()) > 3
+    waited, fsync = [0], os.fsync
+
+    def counted(descriptor: int) -> None:
+        waited[0] += 1
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    with library.writing():
+        library.remove_files(["lake"])
+        assert waited == [1]
+        library.clean(is_full=True)
+    assert waited == [2]
+    assert len(library.index().records) == library.index().counts.sum()
+    assert not library.damaged
+
+
 def test_a_search_while_keys_are_moved_together_finds_them(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

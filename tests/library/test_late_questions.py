@@ -8,15 +8,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gemserve.api import app as app_module
+from gemserve.api.requests.turns import TextWait
 from gemserve.api.routes.operation import Routes
 from gemserve.api.routes.submission import Submitter
 from gemserve.api.serving import Serving
+from gemserve.contract.events import Finished
 from gemserve.contract.requests import Request
+from gemserve.errors import WaitedTooLong
 from gemserve.wings import AppParts, OpenedWing, Wing
 from gemserve_library.api.excerpt_finder import LibraryExcerpts
 from tests.fakes import CHAT, FILTERED, Api, FakeCore, api_over, wait_for_async
@@ -95,6 +99,37 @@ async def test_a_question_that_is_not_begun_is_a_503(waiting: Api) -> None:
     assert int(reply.headers["retry-after"]) >= 1
     assert (await waiting.metrics())['admission_rejections_total{reason="queue_full"}'] == 1
     first.cancel()
+
+
+async def test_a_search_waits_for_others_no_longer_than_its_request_may() -> None:
+    """With `--max-wait` it was refused behind all searches before it, however long they took."""
+
+    async def stay() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def read(_: Any) -> Finished:
+        return Finished(reason="stop", completion_tokens=0)
+
+    shelf: Any = SimpleNamespace(
+        check_names=lambda *_: None,
+        find=lambda *_: None,
+        requests=SimpleNamespace(for_question=lambda request: request),
+    )
+    excerpts = LibraryExcerpts(shelf, has_cache=False)
+    turns = excerpts.searches._short
+    while turns._turns.free:
+        await turns.take(b"")
+    asked: dict[str, Any] = {
+        "http": SimpleNamespace(receive=stay),
+        "wanted": SimpleNamespace(libraries=("notes",), candidates=1, max_seconds=None),
+        "alone": SimpleNamespace(tenant=b""),
+        "again": None,
+        "read": read,
+    }
+    finding = excerpts.put_in_front(**asked, wait=TextWait(0.1, "--max-wait"))
+    with pytest.raises(WaitedTooLong, match=r"the limit is 0\.1 s \(--max-wait\)"):
+        await asyncio.wait_for(finding, 5)
 
 
 async def test_the_engine_is_told_when_it_must_have_begun(opened: Opened, tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from gemserve.api.requests.base_bodies import FilterBody
 from gemserve.api.requests.engine_requests import EngineRequests
-from gemserve.api.requests.turns import TextTurns
+from gemserve.api.requests.turns import TextTurns, TextWait
 from gemserve.contract.events import Finished
 from gemserve.contract.filter_options import CANDIDATES
 from gemserve.contract.requests import Request as EngineRequest
@@ -41,6 +41,7 @@ class LibraryExcerpts:
         alone: EngineRequest,
         again: Callable[[int], Awaitable[EngineRequests]],
         read: Callable[[EngineRequest], Awaitable[Finished]],
+        wait: TextWait,
     ) -> EngineRequests:
         if wanted.max_seconds is not None and not self.has_cache:
             raise RequestError(
@@ -54,7 +55,8 @@ class LibraryExcerpts:
         question = await read(self.shelf.requests.for_question(alone))
         candidates = wanted.candidates or CANDIDATES
         find = partial(self.shelf.find, tenant, names, alone, question, candidates)
-        found = await self.searches.run(http, tenant, 0, find)  # its text is paid for already
+        # its text is paid for already
+        found = await self.searches.run(http, tenant, 0, find, wait=wait)
         wanted.found(found)
         length = num_bytes(found.excerpts.text)
         built = await again(length)

@@ -98,11 +98,13 @@ class ExcerptFinder(Protocol):
         alone: EngineRequest,
         again: Callable[[int], Awaitable[EngineRequests]],
         read: Callable[[EngineRequest], Awaitable[Finished]],
+        wait: TextWait,
     ) -> EngineRequests:
         """The requests with what was found. `alone`: one without, with the limit of its wait.
 
         `again` builds them anew, after `wanted` was told of a text of so many bytes. `read` has the
-        engine read a request, for as long as the client waits. It raises `EndedEarly`.
+        engine read a request, for as long as the client waits. It raises `EndedEarly`. `wait`: that
+        of the request's texts, which waiting for other searches counts for.
         """
         ...
 
@@ -221,7 +223,7 @@ class Submitter:
             if wanted is None or not wanted.libraries:
                 return built
             anew = partial(build, body, request_id, requests.requests[0].adapter)
-            found = await self._with_excerpts(http, built, wanted, partial(run, work=anew))
+            found = await self._with_excerpts(http, built, wanted, partial(run, work=anew), wait)
             return replace(built, requests=found, waited_s=wait.waited_s)
 
     async def _with_excerpts(
@@ -230,8 +232,9 @@ class Submitter:
         built: _Built[BodyT],
         wanted: FilterBody,
         again: Callable[[int], Awaitable[EngineRequests]],
+        wait: TextWait,
     ) -> EngineRequests:
-        """The requests with what was found in libraries. `again`: see `ExcerptFinder`."""
+        """The requests with what was found in libraries. `again`, `wait`: see `ExcerptFinder`."""
         if self.excerpts is None:
             raise RequestError(
                 "filter.library: this server has no libraries; start it with --library-dir",
@@ -245,7 +248,7 @@ class Submitter:
             begin_within_s=self._begin_within_s(built.timeout, built.waited_s),
         )
         read = partial(self._read, http, built.timeout)
-        return await self.excerpts.put_in_front(http, wanted, alone, again, read)
+        return await self.excerpts.put_in_front(http, wanted, alone, again, read, wait)
 
     def _take_room(self, http: Request, requests: EngineRequests, tenant: bytes) -> None:
         """Take what is counted of the requests, beside their body, until they have ended."""

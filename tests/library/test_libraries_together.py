@@ -138,6 +138,28 @@ def test_uploads_that_are_gone_leave_nothing() -> None:
     assert not uploads._of
 
 
+async def test_few_uploads_that_a_bug_has_ended_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those with a known reason few were, and of the others all, for ever."""
+    monkeypatch.setattr("gemserve_library.api.uploads._REMEMBERED", 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    uploads = Uploads(None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(uploads, "_add", fail)
+    monkeypatch.setattr(uploads, "_erase", lambda *_: None)
+    begun = [
+        uploads.begin(b"", "a", f"{i}.md", 1, BytesIO(), charge=lambda _: None, end=lambda: None)
+        for i in range(4)
+    ]
+    for upload in begun:
+        await asyncio.wait_for(upload.is_settled.wait(), 20)
+    assert [upload.path for upload in uploads.list(b"", "a")] == ["2.md", "3.md"]
+    assert begun[0].error == "RuntimeError: a bug"
+
+
 async def test_a_removal_ends_what_the_engine_reads_of_a_file() -> None:
     """While its request waited behind others, each removal of the file was refused."""
     request: Any = SimpleNamespace(prompt_ids=[1], lent_groups=())

@@ -235,14 +235,14 @@ class Uploads:
             self._remove(*key, upload)
         except GemserveError as error:
             upload.status, upload.error = "failed", str(error)
-            failed = [each for each in self.list(*key) if each.status == "failed"]
-            for old in failed[:-_REMEMBERED]:
-                self._remove(*key, old)
         except Exception as error:
             upload.status, upload.error = "failed", f"{type(error).__name__}: {error}"
             log.exception("a file could not be read into a library")
         finally:
             content.close()
+            failed = [each for each in self.list(*key) if each.status == "failed"]
+            for old in failed[:-_REMEMBERED]:
+                self._remove(*key, old)
             upload.is_settled.set()
             end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -114,6 +115,23 @@ def test_a_full_disk_is_read_from(tmp_path: Path) -> None:
     assert folder.bytes_per_s > 0
     assert not list(tmp_path.glob("probe*"))
     folder.close()
+
+
+def test_a_folder_that_cannot_be_synchronised_keeps_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every file system does that. Each file that was written left a descriptor open."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    writer = FileWriter(new_info(tmp_path, [1] * 600), KEY)
+    monkeypatch.setattr(os, "fsync", refuse)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        writer.settle()
+    assert len(list(Path("/proc/self/fd").iterdir())) < held + 16
+    writer.abort()
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:

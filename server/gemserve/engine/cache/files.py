@@ -111,8 +111,10 @@ class FileWriter:
         """Let its place outlive a crash of the machine."""
         with suppress(OSError):  # not every file system can do this
             folder = os.open(self._info.path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def abort(self) -> None:
         """Leave nothing behind. Idempotent."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
 import shutil
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -442,6 +444,24 @@ def test_a_request_that_is_cancelled_while_it_loads(
     assert core.kv_bytes_used == 0
     events = list(core.run_alone(asked(2)))
     assert answer_of(events) == cold_answer(asked(2))
+    core.close()
+
+
+def test_a_request_that_has_ended_is_not_held(tmp_path: Path) -> None:
+    """Its adapter counted as in use until another file was read, so that no other had room."""
+    core = disk_core(tmp_path)
+    adapter = made(core.model, 1)
+    list(core.run_alone(asked(adapter=adapter)))
+    settle(core)
+    core._scheduler.cache.make_room(core.num_units)
+    assert cached_tokens(list(core.run_alone(asked(1, adapter=adapter)))) == 768
+    held = weakref.ref(adapter)
+    del adapter
+    stop_s = time.monotonic() + 20
+    while held() is not None:
+        assert time.monotonic() < stop_s, "the thread that reads files holds it"
+        time.sleep(0.01)
+        gc.collect()
     core.close()
 
 

@@ -88,23 +88,26 @@ class CacheThreads:
 
     def _read(self) -> None:
         while (load := self._loads.get()) is not None:
-            if load.is_cancelled:
-                continue
-            end: Exception | None = None
-            started_s = time.perf_counter()
-            self.is_reading = True
-            try:
-                with open(load.info.path, "rb", opener=open_plain) as file:
-                    for block in range(load.block, load.info.num_blocks):
-                        if load.info.tokens_of(block)[0] >= load.num_tokens:
-                            break
-                        if not self._hand_over(load, read_block(file, load.info, block)):
-                            break
-            except Exception as error:
-                end = error
-            load.taken_s = time.perf_counter() - started_s
-            self.is_reading = False
-            self._hand_over(load, end)
+            if not load.is_cancelled:
+                self._read_file(load)
+            del load  # it holds a request, whose adapter counts as in use
+
+    def _read_file(self, load: FileLoad) -> None:
+        end: Exception | None = None
+        started_s = time.perf_counter()
+        self.is_reading = True
+        try:
+            with open(load.info.path, "rb", opener=open_plain) as file:
+                for block in range(load.block, load.info.num_blocks):
+                    if load.info.tokens_of(block)[0] >= load.num_tokens:
+                        break
+                    if not self._hand_over(load, read_block(file, load.info, block)):
+                        break
+        except Exception as error:
+            end = error.with_traceback(None)  # which would hold the load
+        load.taken_s = time.perf_counter() - started_s
+        self.is_reading = False
+        self._hand_over(load, end)
 
     def _hand_over(self, load: FileLoad, item: bytearray | Exception | None) -> bool:
         """False: nobody waits for the file any more."""

@@ -322,13 +322,39 @@ def test_a_folder_that_was_deleted_is_left_to_its_next_owner(
         settle(first)
     assert not files(folder)
     assert [record.getMessage() for record in caplog.records] == [
-        f"document cache: nothing more is written to disk: {folder} was moved or deleted"
+        f"document cache: the disk is not used as long as {folder} is moved or deleted"
     ]
     list(second.run_alone(asked(1)))
     settle(second)
     first.close()
     assert len(files(folder)) == 1
     second.close()
+
+
+def test_a_folder_that_comes_back_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was written until the next start, and what was asked for meanwhile was forgotten."""
+    monkeypatch.setattr(cache_disk, "_PAUSE_S", 0.5)
+    folder, away = tmp_path / "cache", tmp_path / "away"
+    core = disk_core(folder)
+    list(core.run_alone(asked()))
+    settle(core)
+    core._scheduler.cache.make_room(core.num_units)
+    folder.rename(away)
+    events = list(core.run_alone(asked(1)))
+    assert cached_tokens(events) == 0
+    assert answer_of(events) == cold_answer(asked(1))
+    settle(core)
+    away.rename(folder)
+    time.sleep(0.6)
+    core._scheduler.cache.make_room(core.num_units)
+    assert cached_tokens(list(core.run_alone(asked(2)))) == 768
+    list(core.run_alone(asked(0, random_ids(Random(5), 600))))
+    settle(core)
+    assert len(files(folder)) == 2
+    assert len(caplog.records) == 1
+    core.close()
 
 
 def test_a_pipe_in_a_file_s_place_is_not_waited_for(

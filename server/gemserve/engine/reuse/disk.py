@@ -161,6 +161,7 @@ class DiskCache:
         self._save: FileSave | None = None
         self._seen_changes = -1
         self._is_writing = True
+        self._is_gone = False  # the folder, when it was last looked for
         self._writes_again_s = 0.0  # after an error
         self._has_moved = False
         self._seen_s = 0.0  # when loads were last looked at, and how long none has come on
@@ -411,6 +412,8 @@ class DiskCache:
         self._loads.remove(load)
         if isinstance(error, FileNotFoundError) and not self.folder.has(load.info):
             pass  # it gave way to another one before it was opened
+        elif error is not None and not self._has_folder():
+            pass  # its file may be there again with the folder
         elif error is not None:
             self.counts.errors += 1
             log.warning("document cache: %s is removed: %s", load.info.path, error)
@@ -464,18 +467,24 @@ class DiskCache:
         for load in list(self._loads):
             self._cancel_load(load)
 
+    def _has_folder(self) -> bool:
+        """Is the folder still there? A network disk may come back, so it is asked again."""
+        was_gone, self._is_gone = self._is_gone, not self.folder.is_own
+        if self._is_gone and not was_gone:
+            self.counts.errors += 1
+            log.warning(
+                "document cache: the disk is not used as long as %s is moved or deleted",
+                self.folder.path,
+            )
+        return not self._is_gone
+
     def _begin_save(self) -> None:
         """Begin to write a document that is not on the disk, if one is worth it."""
         if self._seen_changes == self._cache.num_changes:
             return
         self._seen_changes = self._cache.num_changes
-        if not self.folder.is_own:
-            log.warning(
-                "document cache: nothing more is written to disk: %s was moved or deleted",
-                self.folder.path,
-            )
-            self.counts.errors += 1
-            self._is_writing = False
+        if not self._has_folder():
+            self._writes_again_s = time.monotonic() + _PAUSE_S
             return
         for document in self._cache.documents:
             if document.is_saved:

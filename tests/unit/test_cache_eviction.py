@@ -1,4 +1,4 @@
-"""How many documents give way to a request, and how long it takes to find them."""
+"""How many documents give way to a request, and how long it takes to find what is cached."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from gemserve.engine.cache.common_tokens import as_tokens
 from gemserve.engine.cache.document_cache import CacheKey, DocumentCache
+from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.memory import MemoryPool, MemoryShare, Span
 
 SIZE = 10  # units of a document
@@ -127,6 +128,27 @@ def test_documents_are_found_as_fast_among_thousands() -> None:
         assert document.tokens.tolist() == prompt.tolist()
         assert count == 299
     assert time.process_time() - began_s < 1
+
+
+def test_what_is_held_of_stored_documents_is_told_as_fast_among_thousands() -> None:
+    """After each change, and so in most steps, all that is cached was counted anew."""
+    pool = MemoryPool(4000 * SIZE)
+    cache = DocumentCache(pool, pool.capacity)
+    for number in range(4000):
+        span = pool.allocate(SIZE)
+        assert span is not None
+        tokens, share = as_tokens([number]), MemoryShare(span, 1, 1)
+        cache.add_segment(KEY, b"%d" % number, tokens, share, [f"doc-{number // 4}"])
+    before = cache.stored()
+    began_s = time.process_time()
+    for document in cache.documents[:500]:
+        cache.drop_segment(document)
+        cache.stored()
+    assert time.process_time() - began_s < 1
+    assert len(cache.stored()) == 875
+    assert len(before) == 1000
+    assert cache.stored()["doc-999"] == StoredDocument(4 * SIZE, 4, is_pinned=False)
+    cache.check_integrity()
 
 
 def test_none_gives_way_where_that_does_not_help() -> None:

@@ -166,6 +166,9 @@ class DocumentCache:
         self._segments: dict[tuple[CacheKey, bytes], CachedDocument] = {}
         self._by_beginning: dict[tuple[CacheKey, bytes], dict[CachedDocument, None]] = {}
         self._held, self._held_pinned = _Holdings(), _Holdings()
+        self._having: dict[str, dict[CachedDocument, None]] = {}  # by id
+        self._stored: dict[str, StoredDocument] = {}
+        self._changed_ids: set[str] = set()  # since `stored` was called
         self._forgotten: dict[str, None] = {}  # ids, oldest first
         self._clock = 0
         # units that nobody else owns, as long as neither documents nor owners of spans change
@@ -296,6 +299,7 @@ class DocumentCache:
         share.span.ids |= frozenset(ids)
         document = CachedDocument(key, tokens, (share,), frozenset(ids), name=name)
         self._documents[document] = None
+        self._note_ids(document)
         self._held.add(document)
         self._touch(document)
         self.num_changes += 1
@@ -387,6 +391,7 @@ class DocumentCache:
         shares[-1].span.ids |= all_ids  # the others' tokens were there before
         document = CachedDocument(key, tokens, shares, all_ids, num_stable=num_stable)
         self._documents[document] = None
+        self._note_ids(document)
         self._by_beginning.setdefault((key, _beginning(tokens)), {})[document] = None
         self._held.add(document)
         self._touch(document)
@@ -418,17 +423,19 @@ class DocumentCache:
         return any(i in self._forgotten for i in ids)
 
     def stored(self) -> dict[str, StoredDocument]:
-        """What is held of each stored document."""
-        held: dict[str, StoredDocument] = {}
-        for document in self._documents:
-            for name in document.ids:
-                before = held.get(name, StoredDocument(0, 0, False))
-                held[name] = StoredDocument(
-                    before.units + document.units,
-                    before.num_tokens + len(document.tokens),
-                    before.is_pinned or document.is_pinned,
-                )
-        return held
+        """What is held of each stored document. Nobody changes what was returned."""
+        if self._changed_ids:
+            stored = dict(self._stored)
+            for name in self._changed_ids:
+                stored.pop(name, None)
+                if having := self._having.get(name):
+                    stored[name] = StoredDocument(
+                        sum(document.units for document in having),
+                        sum(len(document.tokens) for document in having),
+                        any(document.is_pinned for document in having),
+                    )
+            self._stored, self._changed_ids = stored, set()
+        return self._stored
 
     def make_room(
         self, needed: int, spared: Collection[CachedDocument] = (), tenant: bytes = b""
@@ -517,6 +524,8 @@ class DocumentCache:
         assert {d for each in self._by_use.values() for d in each} == self._documents.keys()
         found = {d for each in self._by_beginning.values() for d in each}
         assert found == {d for d in self._documents if d.name is None}
+        named = {(name, d) for name, having in self._having.items() for d in having}
+        assert named == {(name, d) for d in self._documents for name in d.ids}
         assert self.used <= self._limit, (self.used, self._limit)
         assert self.pinned <= self.pin_limit, (self.pinned, self.pin_limit)
         for document in self._documents:
@@ -590,6 +599,7 @@ class DocumentCache:
             for span in document.spans:
                 span.is_private = True
             document.spans[-1].ids |= frozenset(ids)
+            self._note_ids(document)
             self.num_changes += 1
         if is_pinned and not document.is_pinned:
             self._held_pinned.add(document)
@@ -597,6 +607,7 @@ class DocumentCache:
                 self._take_from_order(document)
                 document.is_pinned = True
                 self._touch(document)
+                self._note_ids(document)
             else:
                 self._held_pinned.remove(document)
             self.num_changes += 1
@@ -604,6 +615,7 @@ class DocumentCache:
     def _drop(self, document: CachedDocument) -> None:
         document.entry.is_dropped = True
         del self._documents[document]
+        self._note_ids(document)
         self._take_from_order(document)
         if document.name is None:
             beginning = document.key, _beginning(document.tokens)
@@ -618,6 +630,18 @@ class DocumentCache:
         for span in document.spans:
             self._pool.release(span)
         self.num_changes += 1
+
+    def _note_ids(self, document: CachedDocument) -> None:
+        """Note for `stored` that a document has come, has gone, or was marked."""
+        self._changed_ids |= document.ids
+        for name in document.ids:
+            having = self._having.setdefault(name, {})
+            if not document.is_dropped:
+                having[document] = None
+                continue
+            having.pop(document, None)
+            if not having:
+                del self._having[name]
 
     def _touch(self, document: CachedDocument) -> None:
         self._clock += 1

@@ -22,6 +22,7 @@ from gemserve.contract.sampling import SamplingParams
 from gemserve.engine.cache.state import StoredDocument
 from gemserve.engine.core import Core
 from gemserve.engine.reader import CoreWithReader, ReaderCore, ReadJob, _reading_of
+from gemserve.engine.reuse.idle_reading import Asked
 from gemserve.engine.running.runner import Runner
 from gemserve.errors import ConfigError, ModelError, RequestError
 from gemserve.llm import LLM
@@ -302,6 +303,23 @@ def test_both_models_read_while_a_stream_goes_on(paired: LLM) -> None:
     assert read > 200
     for job in jobs:
         core.cancel(job)
+
+
+def test_what_is_read_in_idle_time_waits_for_the_reader(paired: LLM) -> None:
+    """A question was looked at half as fast while a document was read that nobody had asked for."""
+    core: Any = paired.core
+    one = SamplingParams(max_tokens=1, temperature=0.0)
+    made = paired.request(paired.prompt(prompt(150, 80)), one, SELF, None)
+    known = core.planner.planned(made)
+    core._idle._asked[0] = Asked(known, len(known.prompt_ids) - 1)
+    while core._idle_job is None:
+        core.step()
+    reading = core.add(request(paired, "asked"))
+    assert all(core._is_reader_next() for _ in range(4))
+    core.cancel(reading)
+    while not core.is_idle:
+        core.step()
+    core.check_integrity()
 
 
 def test_a_selection_that_needs_no_reading_does_not_wait_for_the_reader(paired: LLM) -> None:

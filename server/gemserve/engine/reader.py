@@ -249,7 +249,8 @@ class CoreWithReader(Core):
     def _is_reader_next(self) -> bool:
         if self.reader.is_idle:
             return False
-        if super().is_idle:
+        # what this one does while nobody asks, such as reading in idle time, waits
+        if super().is_idle or (self.reader.num_unread and not super()._has_requests):
             return True
         if self.reader.must_wait:
             return False

@@ -13,6 +13,7 @@ from gemserve.model.passes.recurrent_state import SequenceState
 from gemserve_kernels import Backend, KVTable
 
 _PLACE = 5  # numbers that locate a sequence: a row of `KVTable.table`
+_PIECE_BYTES = 1 << 20  # of memory that moves: fewer at a time take longer
 
 
 class KVSpan:
@@ -377,12 +378,17 @@ class Memory:
         return self._flat.numel() * self._flat.element_size()
 
     def move(self, source: int, target: int, size: int) -> None:
-        """Copy units down. If the ranges overlap, pieces are copied in order, the lowest first."""
+        """Copy units down. If the ranges overlap, pieces are copied in order, the lowest first.
+
+        A piece that overlaps its own place is copied elsewhere before.
+        """
         assert target < source
-        step = min(size, source - target)
+        apart = source - target
+        step = max(apart, _PIECE_BYTES // (self._width * self._flat.element_size()))
         for done in range(0, size, step):
             count = min(step, size - done)
-            self._units(target + done, count).copy_(self._units(source + done, count))
+            piece = self._units(source + done, count)
+            self._units(target + done, count).copy_(piece.clone() if count > apart else piece)
 
     def copy(self, source: int, target: int, size: int) -> None:
         """Copy units to another place, which does not overlap."""

@@ -151,6 +151,36 @@ def test_what_is_held_of_stored_documents_is_told_as_fast_among_thousands() -> N
     cache.check_integrity()
 
 
+def test_a_conversation_that_finds_no_room_does_not_take_its_beginning_along() -> None:
+    """Where running passes owned what the cache may hold, the next turn read all of it anew."""
+    pool = MemoryPool(10 * SIZE)
+    cache = DocumentCache(pool, 3 * SIZE)
+    first, other, further = pool.allocate(SIZE), pool.allocate(SIZE), pool.allocate(2 * SIZE)
+    assert first is not None
+    assert other is not None
+    assert further is not None
+    tokens = np.arange(600)
+    cache.add(KEY, tokens[:300], (MemoryShare(first, 300, 300),))
+    cache.add(KEY, tokens[300:], (MemoryShare(other, 300, 300),))
+    for span in (first, other):  # passes read both
+        pool.retain(span)
+    shares = MemoryShare(first, 300, 300), MemoryShare(further, 300, 300)
+    cache.add(KEY, tokens, shares, ["doc"])
+    assert [document.tokens[0] for document in cache.documents] == [0, 300]
+    assert cache.find(KEY, tokens, 600)[1] == 300
+    assert cache.documents[0].ids == {"doc"}, "it may contain that"
+    cache.check_integrity()
+    pool.check_integrity()
+    pool.release(other)  # now one of the two can give way
+    pool.retain(first)
+    again = pool.allocate(2 * SIZE)
+    assert again is not None
+    cache.add(KEY, tokens, (MemoryShare(first, 300, 300), MemoryShare(again, 300, 300)))
+    assert [len(document.tokens) for document in cache.documents] == [600]
+    cache.check_integrity()
+    pool.check_integrity()
+
+
 def test_none_gives_way_where_that_does_not_help() -> None:
     cache, _, fixed = around_a_pass(num_on_each_side=10)
     assert not cache.make_place(

@@ -145,6 +145,12 @@ class _Holdings:
         """Does nobody else own one of its spans?"""
         return span.references == self.count(span)
 
+    def only_of(self, documents: Iterable[CachedDocument]) -> int:
+        """Units of their spans that no other document owns."""
+        owners = Counter(id(span) for document in documents for span in document.spans)
+        held = self._spans
+        return sum(held[at][0].size for at, count in owners.items() if held[at][1] == count)
+
     def without(self, kept: Iterable[CachedDocument]) -> list[Span]:
         """The spans that no document of `kept` and nobody else owns."""
         owned = {id(span) for document in kept for span in document.spans}
@@ -365,7 +371,7 @@ class DocumentCache:
         *,
         num_stable: int = 0,
     ) -> None:
-        """Take over the caller's `shares`. Documents that this one begins with are dropped.
+        """Take over the caller's `shares`. If it has room, what it begins with is dropped.
 
         A pinned one is dropped only for another that should be pinned. `num_stable`: the tokens are
         a part that was chosen of a prompt, and so many of them begin every choice. They take the
@@ -397,14 +403,16 @@ class DocumentCache:
         self._touch(document)
         self.num_changes += 1
         document.added_at = self.num_changes
-        for beginning in beginnings:
-            if is_pinned or not beginning.is_pinned:
-                self._drop(beginning)
-        while self._held.units > self._limit and self._evict_oldest([document]):
-            pass
-        if self._held.units > self._limit:  # requests own the rest of it, which counts here, too
-            self._drop(document)
-            return
+        going = [each for each in beginnings if is_pinned or not each.is_pinned]
+        while self._held.units - self._held.only_of(going) > self._limit:
+            if not self._evict_oldest([document, *going]):
+                # requests own the rest of it, which counts here, too
+                self._drop(document)
+                for each in going:
+                    self._mark(each, ids, is_pinned=False)
+                return
+        for each in going:
+            self._drop(each)
         self._mark(document, (), is_pinned)
 
     def forget(self, ids: Collection[str]) -> None:

@@ -357,6 +357,31 @@ def test_a_folder_that_comes_back_is_used_again(
     core.close()
 
 
+def test_what_is_computed_while_the_disk_is_not_used_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as written, although nothing is worth it then, and was lost at the next start."""
+    write_document(tmp_path)
+    goes_on, read = threading.Event(), cache_threads.read_block
+
+    def hang(*given: Any) -> bytearray:
+        assert goes_on.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(cache_threads, "read_block", hang)
+    monkeypatch.setattr(cache_disk, "_STALL_S", 0.3)
+    monkeypatch.setattr(cache_disk, "_FORGET_S", 1.0)
+    core = disk_core(tmp_path)
+    assert cached_tokens(list(core.run_alone(asked(1)))) == 0
+    goes_on.set()
+    list(core.run_alone(asked(0, random_ids(Random(5), 600))))
+    settle(core)
+    time.sleep(1.1)
+    settle(core)
+    assert len(files(tmp_path)) == 2
+    core.close()
+
+
 def test_a_pipe_in_a_file_s_place_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -464,6 +464,8 @@ class DiskCache:
             _STALL_S,
         )
         self._bytes_per_s, self._measured_s = 0.0, now_s
+        # what is not worth writing until then would count as written for good
+        self._writes_again_s = now_s + _FORGET_S
         for load in list(self._loads):
             self._cancel_load(load)
 

@@ -249,6 +249,25 @@ def test_a_longer_document_takes_the_place_of_its_beginning(tmp_path: Path) -> N
     folder.close()
 
 
+def test_a_file_that_cannot_be_deleted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be of a document that its owner has deleted, on a disk that can only be read."""
+    folder = folder_at(tmp_path)
+    folder.add(write(new_info(tmp_path, [1] * 600, frozenset({"a"}))))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(Path, "unlink", refuse)
+        folder.forget(["a"])
+    (record,) = caplog.records
+    assert "cannot be deleted: [Errno 30] Read-only file system" in record.getMessage()
+    assert not folder.files
+    folder.close()
+
+
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = CacheFolder(tmp_path / "new", 1 << 30)
     assert (tmp_path / "new" / "salt").stat().st_mode & 0o777 == 0o600

@@ -110,8 +110,10 @@ class CacheFolder:
     def remove(self, info: FileInfo) -> None:
         """Delete a file."""
         self._forget_file(info.path)
-        with suppress(OSError):
-            info.path.unlink()
+        try:
+            info.path.unlink(missing_ok=True)
+        except OSError as error:  # it may contain a document that its owner has deleted
+            log.warning("document cache: %s cannot be deleted: %s", info.path, error)
 
     def forget(self, ids: Collection[str]) -> None:
         """Delete all files that contain these stored documents."""

@@ -40,7 +40,7 @@ hardening/test_keys_and_adapters.py::test_keys_share_no_cached_documents
 hardening/test_keys_and_adapters.py::test_an_adapter_is_part_of_what_is_cached
     engine/sequence/sequence.py: None if adapter is None else (adapter.name, -> None if True else (adapter.name,
 unit/test_document_cache_tenants.py::test_one_tenant_s_flood_leaves_the_others_documents
-    engine/cache/document_cache.py: (held[d.key.tenant], -d.last_used) -> -d.last_used
+    engine/cache/document_cache.py: (-held[d.key.tenant], d.last_used) -> (0, d.last_used)
 hardening/test_keys_and_adapters.py::test_adapters_come_from_their_folder_only
     adapters/find_folder.py: or ".." in parts -> or False
 hardening/test_refusals.py::test_a_chat_that_a_template_makes_endless_is_refused

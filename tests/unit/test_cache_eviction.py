@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -53,8 +54,11 @@ def test_finding_them_takes_no_longer_with_thousands() -> None:
     cache.check_integrity()
 
 
-def around_a_pass(*, num_on_each_side: int) -> tuple[DocumentCache, MemoryPool, Span]:
+def around_a_pass(
+    *, num_on_each_side: int, num_tenants: int = 1
+) -> tuple[DocumentCache, MemoryPool, Span]:
     """Documents and gaps of equal size in turn, with what must stay in the middle."""
+    keys = [replace(KEY, tenant=b"%d" % number) for number in range(num_tenants)]
     pool = MemoryPool((4 * num_on_each_side + 1) * SIZE)
     spans = [pool.allocate(SIZE) for _ in range(4 * num_on_each_side + 1)]
     cache = DocumentCache(pool, pool.capacity)
@@ -64,7 +68,8 @@ def around_a_pass(*, num_on_each_side: int) -> tuple[DocumentCache, MemoryPool, 
             pool.release(span)
         elif number != 2 * num_on_each_side:
             share = MemoryShare(span, 1, 1)
-            cache.add_segment(KEY, b"%d" % number, as_tokens([number]), share)
+            key = keys[number // 2 % num_tenants]
+            cache.add_segment(key, b"%d" % number, as_tokens([number]), share)
     fixed = spans[2 * num_on_each_side]
     assert fixed is not None
     return cache, pool, fixed
@@ -108,6 +113,19 @@ def test_making_place_beside_thousands_takes_no_longer() -> None:
     for _ in range(100):
         assert not cache.make_place(4001 * SIZE, [fixed], 8002 * SIZE)
     assert time.process_time() - began_s < 1
+    assert pool.compact(3900 * SIZE, [fixed])
+    cache.check_integrity()
+
+
+def test_making_place_beside_thousands_of_keys_takes_no_longer() -> None:
+    """All keys were compared for each document that may give way: seconds, and again after each
+    change as long as a pass was in the way."""
+    cache, pool, fixed = around_a_pass(num_on_each_side=2000, num_tenants=4000)
+    began_s = time.process_time()
+    for more in (1, 2, 3):
+        assert not cache.make_place((4000 + more) * SIZE, [fixed], 8002 * SIZE)
+    assert cache.make_place(3900 * SIZE, [fixed], 7800 * SIZE)
+    assert time.process_time() - began_s < 1.5
     assert pool.compact(3900 * SIZE, [fixed])
     cache.check_integrity()
 

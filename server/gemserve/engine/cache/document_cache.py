@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 from gemserve.contract.reading_notes import CacheEntry
 from gemserve.cost import filter_units
@@ -587,13 +588,22 @@ class DocumentCache:
             for (_, is_kept), in_order in self._by_use.items()
             if is_kept == is_pinned
         ]
-        firsts = {first: queue for queue in queues if (first := next(queue, None)) is not None}
-        while (oldest := first_to_go(firsts, held)) is not None:
+        # one of each tenant: what the others hold stays the same when it gives way
+        firsts = [
+            (turn_to_go(first, held), first, queue)
+            for queue in queues
+            if (first := next(queue, None)) is not None
+        ]
+        heapify(firsts)
+        while firsts:
+            _, oldest, queue = firsts[0]
             yield oldest
             held[oldest.key.tenant] -= oldest.units
-            queue = firsts.pop(oldest)
-            if (following := next(queue, None)) is not None:
-                firsts[following] = queue
+            following = next(queue, None)
+            if following is None:
+                heappop(firsts)
+            else:
+                heapreplace(firsts, (turn_to_go(following, held), following, queue))
 
     def _owns_memory(self, document: CachedDocument) -> bool:
         """Does the cache alone own some of its memory?"""
@@ -667,12 +677,12 @@ class DocumentCache:
             del self._by_use[order]
 
 
-def first_to_go(able: Iterable[CachedDocument], held: Mapping[bytes, int]) -> CachedDocument | None:
-    """Of those that are `able`, the least recently used one of the tenant that holds most.
+def turn_to_go(d: CachedDocument, held: Mapping[bytes, int]) -> tuple[int, int]:
+    """The lowest goes first: the least recently used one of the tenant that holds most.
 
     `held`: units of each tenant, with those that it is about to get.
     """
-    return max(able, key=lambda d: (held[d.key.tenant], -d.last_used), default=None)
+    return (-held[d.key.tenant], d.last_used)
 
 
 def _beginning(tokens: Tokens) -> bytes:

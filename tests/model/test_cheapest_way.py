@@ -145,6 +145,21 @@ def test_a_request_ends_what_is_read_idly_and_what_is_read_stays() -> None:
     assert reports[0].cached_tokens >= 2000
 
 
+def test_what_is_read_idly_makes_no_key_present() -> None:
+    """For ten seconds the next request of another key had short steps, and nothing proposed."""
+    core = core_of(max_chunk_tokens=512)
+    for question in (2, 3):
+        answer(core, replace(request(core, question), tenant=b"one"))
+    core._present._left_s.clear()  # it left long ago
+    while core._idle_job is None:
+        assert core.step() == []
+    job = core.add(replace(request(core, 4), tenant=b"two"))
+    assert core._idle_job is None
+    assert core._portion() is None
+    core.cancel(job)
+    core.check_integrity()
+
+
 def test_others_documents_are_not_read_for_one() -> None:
     core = core_of()
     answer(core, replace(request(core, 2), tenant=b"one"))

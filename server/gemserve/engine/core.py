@@ -362,7 +362,8 @@ class Core:
             if sequence.segment_pass is not None:
                 lend_groups(self._scheduler.cache, sequence, request.lent_groups)
         self._jobs[sequence.order] = job
-        self._present.arrive(of_engine.tenant)
+        if of_engine.priority != LAST:  # else nobody waits for it
+            self._present.arrive(of_engine.tenant)
         return job
 
     def cancel(self, job: Job) -> Emitted:
@@ -593,8 +594,9 @@ class Core:
 
     def _drop(self, number: int) -> None:
         """Forget the job of a request that has ended."""
-        job = self._jobs.pop(number)
-        self._present.leave(job.sequence.request.tenant, time.monotonic())
+        request = self._jobs.pop(number).sequence.request
+        if request.priority != LAST:
+            self._present.leave(request.tenant, time.monotonic())
 
     def _note_retries(self, out: RunOutput) -> None:
         """Count what failed and was done in another way; log each kind of batch once a minute."""

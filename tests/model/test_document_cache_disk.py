@@ -460,6 +460,30 @@ def test_a_document_that_is_deleted_while_it_is_written_leaves_nothing(
     core.close()
 
 
+def test_a_document_that_is_stored_and_deleted_while_its_text_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file, which had begun without its id, was kept, also for the next process."""
+    finish, is_whole, gate = FileWriter.finish, threading.Event(), threading.Event()
+
+    def slow(writer: FileWriter) -> None:
+        is_whole.set()
+        assert gate.wait(60)
+        finish(writer)
+
+    monkeypatch.setattr(FileWriter, "finish", slow)
+    core = disk_core(tmp_path)
+    list(core.run_alone(asked()))
+    while not is_whole.is_set():
+        core.step()
+    list(core.run_alone(asked(1, documents=("a",))))
+    core.forget_documents(["a"])
+    gate.set()
+    settle(core)
+    assert not files(tmp_path)
+    core.close()
+
+
 def test_a_document_that_is_stored_later_is_deleted_with_its_file(tmp_path: Path) -> None:
     """The file was written before the document had an id."""
     core = disk_core(tmp_path)

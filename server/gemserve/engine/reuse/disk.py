@@ -227,7 +227,8 @@ class DiskCache:
         A thread that is writing one goes on to the end of its block, in a file without a name.
         """
         save = self._save
-        if save is not None and not save.info.ids.isdisjoint(ids):
+        # it may have been named when its file had begun
+        if save is not None and not (save.info.ids | save.document.ids).isdisjoint(ids):
             self._cancel(save)
         self.folder.forget(ids)
 

@@ -16,6 +16,7 @@ from gemserve.engine.scheduling.admission import MOST_READING
 from gemserve.engine.scheduling.scheduler import Scheduler
 from gemserve.engine.scheduling.time_shares import Portion
 from gemserve.engine.sequence.sequence import LiveSequence, State
+from gemserve.engine.sequence.step_plan import StepOutput
 from gemserve.kv_layout import KVLayout
 from tests.unit.test_document_cache import (
     LAYERS,
@@ -26,6 +27,7 @@ from tests.unit.test_document_cache import (
     sequence,
 )
 from tests.unit.test_fair_shares import ALICE, BOB, of
+from tests.unit.test_scheduler import kept_of
 
 DOCUMENT = [7] * 1000
 
@@ -330,6 +332,24 @@ def test_documents_are_not_evicted_in_vain() -> None:
     s.add(big)
     finish(s, memory)
     assert s.cache.used == 1500
+
+
+def test_a_selection_needs_no_memory_for_an_answer() -> None:
+    """Documents gave way to it, and where there was none, what had been read was not kept."""
+    s = Scheduler(MemoryPool(5000), num_layers=LAYERS, max_running=8, cache_units=5000)
+    made = sequence(0, DOCUMENT)
+    selection = LiveSequence(replace(made.request, selects_only=True), made.order)
+    s.add(selection)
+    is_over = False
+    while not is_over:
+        plan = s.schedule(256, is_decode_due=True)
+        assert plan.chunk is not None
+        is_over = plan.chunk.is_last
+        kept = {0: kept_of(selection, range(16))} if is_over else {}
+        s.commit(plan, StepOutput(kept=kept, finished=frozenset(kept)))
+        s.check_integrity()
+    assert s.is_idle
+    assert s.pool.used == s.cache.used == 5000
 
 
 def test_the_document_that_was_used_longest_ago_gives_way() -> None:

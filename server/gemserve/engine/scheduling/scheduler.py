@@ -328,7 +328,8 @@ class Scheduler:
         sequence.num_kept = len(kept.ids)
         sequence.done = 0
         needed = sequence.kept_units(self._layout)
-        is_fitting = needed <= sequence.memory.size
+        is_over = sequence.request.selects_only  # in this step: it needs no memory for an answer
+        is_fitting = not is_over and needed <= sequence.memory.size
         if is_complete and key is not None:
             pass_units = sequence.reading_units(self._layout, sequence.num_shared)
             leave_filter_pass(
@@ -349,6 +350,8 @@ class Scheduler:
             sequence.found, sequence.awaits_source = None, sequence.cache_key is not None
             return
         self._release(sequence)
+        if is_over:
+            return
         sequence.state = State.WAITING
         self.running.remove(sequence)
         insort(self.waiting, sequence, key=lambda s: s.rank)

@@ -250,8 +250,7 @@ def test_points_repeat_lengths_and_not_texts():
 
 def test_events_cut_anywhere():
     stream = (
-        'data: 0\r\n\ndata: {"a": "é"}\r\n\r\n: ping\n\nevent: x\ndata:1\ndata: 2\n\n'
-        "data: [DONE]"
+        'data: 0\r\n\ndata: {"a": "é"}\r\n\r\n: ping\n\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]'
     ).encode()
     for cut in range(len(stream)):
         decoder = EventDecoder()

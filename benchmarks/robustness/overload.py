@@ -214,8 +214,9 @@ def retry_after_ratios(
     for outcome in outcomes:
         if outcome.verdict != "refused" or outcome.due_s < since_s:
             continue
-        num_before = len(answered) if with_later else bisect_left(sent_s, outcome.due_s)
-        left_s = ends_s[num_before - 1] - outcome.due_s - outcome.total_s if num_before else 0.0
+        refused_s = outcome.due_s + outcome.total_s
+        num_before = len(answered) if with_later else bisect_left(sent_s, refused_s)
+        left_s = ends_s[num_before - 1] - refused_s if num_before else 0.0
         if outcome.retry_after_s is not None and left_s > 0:
             ratios.append(outcome.retry_after_s / max(1.0, left_s))
     if not ratios:

@@ -598,15 +598,19 @@ async def ask_raw(
     await fleet.client._transport.app(scope, receive, send)
 
 
+async def stored_in_both(fleet: Fleet) -> str:
+    """The id of a document that has been asked about at each of two replicas."""
+    document_id = await store(fleet, ALICE)
+    for busy, free in (("r0", "r1"), ("r1", "r0")):
+        fleet[busy].load, fleet[free].load = 10**6, 0
+        assert (await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)).is_success
+    return str(document_id)
+
+
 async def test_a_deleted_document_is_gone_everywhere(tokenizer: Any, keys: dict[str, str]) -> None:
     async with fleet_of(tokenizer, FakeCore(), FakeCore(), **keys) as fleet:
-        document_id = await store(fleet, ALICE)
+        document_id = await stored_in_both(fleet)
         path = f"/v1/documents/{document_id}"
-        for busy, free in (("r0", "r1"), ("r1", "r0")):
-            fleet[busy].load, fleet[free].load = 10**6, 0
-            assert (
-                await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)
-            ).is_success
         assert (await fleet.client.delete(path, headers=ALICE)).status_code == 200
         cores = [each.core for each in fleet.replicas.all.values()]
         await wait_for_async(lambda: all(document_id in core.forgotten for core in cores))
@@ -637,13 +641,8 @@ async def test_a_document_is_gone_everywhere_although_its_client_has_left(
     gate, leaves = threading.Event(), asyncio.Event()
     cores = [SlowToForget(gate) for _ in range(2)]
     async with fleet_of(tokenizer, *cores, **keys) as fleet:
-        document_id = await store(fleet, ALICE)
+        document_id = await stored_in_both(fleet)
         path = f"/v1/documents/{document_id}"
-        for busy, free in (("r0", "r1"), ("r1", "r0")):
-            fleet[busy].load, fleet[free].load = 10**6, 0
-            assert (
-                await fleet.client.post(CHAT, json=naming(document_id), headers=ALICE)
-            ).is_success
         deleting = asyncio.create_task(ask_and_leave(fleet, path, {}, leaves, "DELETE"))
         await wait_for_async(lambda: any(core.is_asked.is_set() for core in cores))
         leaves.set()
